@@ -1,0 +1,41 @@
+# Everything a newcomer needs: `make demo` shows the main job, `make test` runs what CI runs.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: help install lint types layers test check demo bench clean
+.DEFAULT_GOAL := help
+
+help:  ## list the commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# torch comes first and by its exact version, so that no other package can pull a different build.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt "$(TORCH)" numpy
+	$(PIP) install -c constraints.txt -e ".[all,dev]"
+	@touch $@
+
+install: $(VENV)/.installed  ## make the environment (.venv) with everything in it
+
+lint: install  ## style and spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+
+types: install  ## strict types on regrow/
+	$(BIN)/mypy
+
+layers: install  ## imports point one way
+	$(BIN)/lint-imports --no-cache
+
+test: lint types layers  ## what CI runs: lint, types, layers and the tests
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+check: test  ## `test` and everything slow
+	$(BIN)/python -m pytest -n 2 -m slow
+
+clean:  ## remove what was built, not what was measured
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""What the paper measures: parameters, MACs and the dynamics of masks."""

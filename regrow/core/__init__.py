@@ -1,0 +1,1 @@
+"""Keeps a model sparse while an optimizer trains it."""

@@ -1,0 +1,1 @@
+"""Digits, Fashion-MNIST, CIFAR and ImageNet as batches of tensors."""

@@ -1,0 +1,1 @@
+"""One short file per pruning method, all used like `DPF`."""

@@ -1,0 +1,1 @@
+"""The convergence theorems as runnable checks."""
