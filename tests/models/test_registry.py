@@ -84,7 +84,7 @@ def test_names_are_unique_and_the_depths_that_both_forms_share_are_imagenet_styl
         ("wrn_28_8", "wrn28-8"),
         ("vgg-16", "vgg16"),
         ("desnet40", "densenet40"),
-        ("smal", "small"),
+        ("small8", "small"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(wrong: str, nearest: str) -> None:
@@ -101,8 +101,8 @@ def test_an_impossible_depth_says_which_depths_exist(name: str, rule: str) -> No
 
 
 def test_an_unknown_option_is_answered_with_the_nearest_and_the_whole_list() -> None:
-    with pytest.raises(ValueError, match=r"resnet20 has no option 'widht'. Did you mean 'width'"):
-        build("resnet20", widht=8)
+    with pytest.raises(ValueError, match=r"resnet20 has no option 'wide'. Did you mean 'width'"):
+        build("resnet20", wide=8)
     with pytest.raises(ValueError, match="It takes classes, channels, size, growth"):
         build("densenet40", dropout=1)
 
