@@ -1,0 +1,29 @@
+"""The one door to every data set: a name and a split in, images out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from regrow.data import catalog, cifar, digits
+from regrow.data.images import ImageSet
+
+_SPLITS = ("train", "test")
+
+
+def load(
+    name: str, split: str = "train", *, root: Path | str | None = None, limit: int | None = None
+) -> ImageSet:
+    """Return the "train" or "test" images of data set `name` (see `names()`).
+
+    Files are looked for in `root/name`, or, without `root`, in `$REGROW_DATA/name` and the cache; a file that
+    is missing or broken is a `DataError` that names it. `limit` keeps that many images, spread evenly.
+
+    >>> train = load("digits", "train")
+    >>> len(train), train.info.classes
+    (1297, 10)
+    """
+    info = catalog.info(name)
+    if split not in _SPLITS:
+        raise ValueError(f"split must be one of {', '.join(_SPLITS)}, got {split!r}")
+    images = digits.load(info, split) if name == "digits" else cifar.load(info, split, root=root)
+    return images if limit is None else images.limit(limit)

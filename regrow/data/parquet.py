@@ -1,0 +1,144 @@
+"""Reads images in the parquet layout of the Hugging Face hub: a struct of encoded bytes, and a label."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from regrow.data.catalog import Info
+from regrow.data.errors import DataError, broken, require
+from regrow.data.files import Bytes, cached
+from regrow.data.images import ImageSet
+
+_ROWS = 1000
+
+
+def shards(folder: Path, split: str) -> list[Path]:
+    """Return the files of `split` in `folder` in order, none if it has no such files.
+
+    The hub numbers them `train-00000-of-00002.parquet`; a gap in the numbers is a missing file.
+    """
+    found = sorted(folder.glob(f"{split}*.parquet"))
+    numbers = [re.search(r"-(\d+)-of-(\d+)\.parquet$", path.name) for path in found]
+    for match in filter(None, numbers[-1:]):
+        for number in range(int(match[2])):
+            name = f"{split}-{number:0{len(match[1])}}-of-{match[2]}.parquet"
+            if not (folder / name).is_file():
+                raise DataError(
+                    f"{folder / name} is missing: only {len(found)} of {int(match[2])} files are there"
+                )
+    return found
+
+
+def load(info: Info, files: Sequence[Path], *, label: str, classes: tuple[str, ...]) -> ImageSet:
+    """Return the images and labels of all `files` in memory; images are decoded once and then cached."""
+    labels, names = [], None
+    for path in files:
+        with reading(path, info):
+            file = require("pyarrow.parquet").ParquetFile(path)
+            _column(file.schema_arrow, (label,), path, info)
+            values = file.read(columns=[label])[label]
+            if values.null_count:
+                raise broken(path, f"{values.null_count} labels are empty", f"{info.source}.")
+            labels.append(values.to_numpy().astype(np.int64))
+            names = names or class_names(file.schema_arrow, label)
+    count = sum(map(len, labels))
+    shape = (count, info.channels, info.size, info.size)
+    images = cached(files, shape, lambda: _decode_all(info, files, shape))
+    try:
+        return ImageSet(
+            info=info,
+            images=torch.from_numpy(images),
+            labels=torch.from_numpy(np.concatenate(labels)),
+            classes=names or classes,
+        )
+    except ValueError as error:
+        raise DataError(f"{files[0]}: {error}. {info.source}.") from error
+
+
+@contextmanager
+def reading(path: Path, info: Info) -> Iterator[None]:
+    """Turn what pyarrow says about a broken file into a `DataError` that names it."""
+    arrow = require("pyarrow")
+    try:
+        yield
+    except DataError:
+        raise
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        raise broken(path, f"is not a readable parquet file ({error})", f"{info.source}.") from error
+
+
+def image_column(schema: Any, path: Path, info: Info) -> str:
+    """Return the name of the column of encoded images."""
+    return _column(schema, ("img", "image"), path, info)
+
+
+def class_names(schema: Any, label: str) -> tuple[str, ...] | None:
+    """Return the names of the classes that the hub keeps in the schema, if they are there."""
+    try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        return tuple(map(str, features[label]["names"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def decode(encoded: bytes | None, channels: int) -> Any:
+    """Return the loaded PIL image, grey or RGB; bytes that are no image are a `DataError` that says why."""
+    image = require("PIL.Image")
+    try:
+        with image.open(io.BytesIO(encoded or b"")) as picture:
+            return picture.convert("RGB" if channels == 3 else "L")
+    # Decoders meet broken bytes with OSError, ValueError, SyntaxError, struct.error and more.
+    except Exception as error:
+        raise DataError(f"cannot be decoded ({error})") from error
+
+
+def _decode_all(info: Info, files: Sequence[Path], shape: tuple[int, ...]) -> Bytes:
+    """Decode on all cores; Pillow lets go of the interpreter while it works."""
+    images = np.empty(shape, dtype=np.uint8)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        first = 0
+        for path in files:
+            with reading(path, info):
+                file = require("pyarrow.parquet").ParquetFile(path)
+                column = image_column(file.schema_arrow, path, info)
+                jobs = []
+                for rows in file.iter_batches(_ROWS, columns=[column]):
+                    encoded = rows.column(0).field("bytes").to_pylist()
+                    target = images[first : first + len(encoded)]
+                    jobs.append(pool.submit(_decode_into, info, path, first, encoded, target))
+                    first += len(encoded)
+                for job in jobs:
+                    job.result()
+    return images
+
+
+def _decode_into(info: Info, path: Path, first: int, encoded: list[bytes | None], target: Bytes) -> None:
+    for row, image in enumerate(encoded):
+        try:
+            picture = decode(image, info.channels)
+        except DataError as error:
+            raise broken(path, f"image {first + row} {error}", f"{info.source}.") from error
+        if picture.size != (info.size, info.size):
+            why = f"image {first + row} has {picture.size} pixels, not {(info.size, info.size)}"
+            raise broken(path, why, f"{info.source}.")
+        pixels = np.asarray(picture).reshape(info.size, info.size, info.channels)
+        target[row] = pixels.transpose(2, 0, 1)
+
+
+def _column(schema: Any, wanted: tuple[str, ...], path: Path, info: Info) -> str:
+    for name in wanted:
+        if name in schema.names:
+            return name
+    have = ", ".join(schema.names)
+    raise broken(path, f"has no column {' or '.join(map(repr, wanted))} (it has {have})", f"{info.source}.")

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from regrow.data import DataError, load
+
+
+def encode(pixels: np.ndarray, kind: str = "PNG") -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, kind)
+    return stream.getvalue()
+
+
+def images(count: int, seed: int = 0, size: int = 32) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+
+
+def write(path: Path, encoded: list[bytes | None], labels: list[int | None], *, metadata=None, label="label"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cells = [{"bytes": image, "path": None} for image in encoded]
+    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table({"img": pa.array(cells, struct), label: pa.array(labels, pa.int64())})
+    pq.write_table(table.replace_schema_metadata(metadata), path, row_group_size=3)
+
+
+def test_lossless_images_and_labels_come_back_as_they_were_across_shards(tmp_path):
+    pixels = images(10)
+    encoded = [encode(image) for image in pixels]
+    write(tmp_path / "cifar10/train-00000-of-00002.parquet", encoded[:4], [3, 1, 4, 1])
+    write(tmp_path / "cifar10/train-00001-of-00002.parquet", encoded[4:], [5, 9, 2, 6, 5, 3])
+    loaded = load("cifar10", "train", root=tmp_path)
+    assert torch.equal(loaded.images, torch.from_numpy(pixels.transpose(0, 3, 1, 2)))
+    assert loaded.labels.tolist() == [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+    assert loaded.classes[:2] == ("airplane", "automobile")
+
+
+def test_grey_and_palette_images_become_rgb(tmp_path):
+    grey = images(1)[0, :, :, 0]
+    palette = io.BytesIO()
+    Image.fromarray(grey).convert("P").save(palette, "GIF")
+    write(tmp_path / "cifar10/test.parquet", [encode(grey), palette.getvalue()], [0, 1])
+    loaded = load("cifar10", "test", root=tmp_path)
+    for image in loaded.images:
+        assert torch.equal(image, torch.from_numpy(grey).expand(3, 32, 32))
+
+
+def test_the_names_of_the_classes_are_those_of_the_file(tmp_path):
+    names = [f"class {i}" for i in range(10)]
+    metadata = {"huggingface": json.dumps({"info": {"features": {"label": {"names": names}}}})}
+    write(tmp_path / "cifar10/test.parquet", [encode(images(1)[0])], [0], metadata=metadata)
+    assert load("cifar10", "test", root=tmp_path).classes == tuple(names)
+
+
+def test_the_second_time_images_come_from_the_cache_and_are_the_same(tmp_path, an_empty_machine):
+    path = tmp_path / "cifar10/test.parquet"
+    write(path, [encode(image) for image in images(4)], [0, 1, 2, 3])
+    first = load("cifar10", "test", root=tmp_path)
+    (cached,) = (an_empty_machine / "regrow/decoded").iterdir()
+    stamp = cached.stat().st_mtime_ns
+    assert torch.equal(load("cifar10", "test", root=tmp_path).images, first.images)
+    assert cached.stat().st_mtime_ns == stamp
+
+
+def test_changed_files_are_decoded_anew(tmp_path):
+    path = tmp_path / "cifar10/test.parquet"
+    for seed in (1, 2):
+        pixels = images(4, seed)
+        write(path, [encode(image) for image in pixels], [0, 1, 2, 3])
+        os.utime(path, ns=(1, 1))
+        loaded = load("cifar10", "test", root=tmp_path)
+        assert torch.equal(loaded.images, torch.from_numpy(pixels.transpose(0, 3, 1, 2)))
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", b"not an array"])
+def test_a_damaged_cache_is_made_again(tmp_path, an_empty_machine, damage):
+    pixels = images(4)
+    write(tmp_path / "cifar10/test.parquet", [encode(image) for image in pixels], [0, 1, 2, 3])
+    load("cifar10", "test", root=tmp_path)
+    (cached,) = (an_empty_machine / "regrow/decoded").iterdir()
+    cached.write_bytes(damage)
+    loaded = load("cifar10", "test", root=tmp_path)
+    assert torch.equal(loaded.images, torch.from_numpy(pixels.transpose(0, 3, 1, 2)))
+    assert np.load(cached).shape == (4, 3, 32, 32)
+
+
+def test_a_cache_that_cannot_be_written_does_not_stop_anyone(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("a file where the cache's folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    write(tmp_path / "cifar10/test.parquet", [encode(images(1)[0])], [7])
+    assert load("cifar10", "test", root=tmp_path).labels.tolist() == [7]
+
+
+def test_missing_data_names_the_folders_and_the_way_to_get_it(tmp_path):
+    (tmp_path / "cifar10").mkdir()
+    with pytest.raises(DataError, match=r"CIFAR-10 was not found \(looked in .*cifar10\).*cs.toronto.edu"):
+        load("cifar10", root=tmp_path)
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    write(tmp_path / "cifar10/train-00001-of-00003.parquet", [encode(images(1)[0])], [0])
+    with pytest.raises(DataError, match=r"train-00000-of-00003.parquet is missing: only 1 of 3 files"):
+        load("cifar10", root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("encoded", "labels", "message"),
+    [
+        ([encode(images(1)[0]), b"no image"], [0, 1], "image 1 cannot be decoded"),
+        ([encode(images(1)[0])[:-40]], [0], "image 0 cannot be decoded"),
+        ([None], [0], "image 0 cannot be decoded"),
+        ([encode(images(1, size=16)[0])], [0], r"image 0 has \(16, 16\) pixels, not \(32, 32\)"),
+        ([encode(images(1)[0])], [None], "1 labels are empty"),
+        ([encode(images(1)[0])], [10], r"labels of cifar10 must be in \[0, 10\), got values from 10 to 10"),
+    ],
+)
+def test_what_is_wrong_inside_a_file_is_said_with_its_name(tmp_path, encoded, labels, message):
+    write(tmp_path / "cifar10/test.parquet", encoded, labels)
+    with pytest.raises(DataError, match=f"test.parquet: .*{message}"):
+        load("cifar10", "test", root=tmp_path)
+
+
+def test_a_table_of_something_else_is_met_with_the_columns_it_has(tmp_path):
+    write(tmp_path / "cifar10/test.parquet", [encode(images(1)[0])], [0], label="target")
+    with pytest.raises(DataError, match=r"test.parquet: has no column 'label' \(it has img, target\)"):
+        load("cifar10", "test", root=tmp_path)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_a_damaged_file_is_read_or_refused_but_nothing_else(tmp_path, data):
+    path = tmp_path / "cifar10/test.parquet"
+    write(path, [encode(image) for image in images(5)], [0, 1, 2, 3, 4])
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        for _ in range(data.draw(st.integers(1, 4))):
+            # The schema and the page headers are at the end, where a byte matters most.
+            position = data.draw(
+                st.integers(0, len(content) - 1) | st.integers(len(content) - 900, len(content) - 1)
+            )
+            content[position] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    # Damage that nothing can see, such as another pixel, is read; all else must end in a DataError.
+    with contextlib.suppress(DataError):
+        assert load("cifar10", "test", root=tmp_path).images.shape[1:] == (3, 32, 32)
+
+
+def test_without_pyarrow_one_is_told_what_to_install(tmp_path):
+    write(tmp_path / "cifar10/test.parquet", [encode(images(1)[0])], [0])
+    program = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from regrow.data import load\n"
+        f"load('cifar10', 'test', root={str(tmp_path)!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert 'ImportError: reading this needs pyarrow: pip install "regrow[data]"' in done.stderr
