@@ -81,9 +81,7 @@ def _complete(name: str, make: Callable[..., Network], given: dict[str, Option])
     """The options of the class with what was given, in the order of its signature."""
     parameters = inspect.signature(make).parameters.values()
     defaults: dict[str, Option] = {
-        p.name: p.default
-        for p in parameters
-        if p.kind is p.KEYWORD_ONLY and p.name not in ("classes", "channels")
+        p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("classes", "channels")
     }
     for option, value in given.items():
         if option not in defaults:

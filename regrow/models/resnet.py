@@ -69,9 +69,7 @@ class Bottleneck(nn.Module):
         return F.relu(branch + self.downsample(x))
 
 
-def _stage(
-    block: type[BasicBlock | Bottleneck], blocks: int, inputs: int, width: int, stride: int
-) -> nn.Sequential:
+def _stage(block: type[BasicBlock | Bottleneck], blocks: int, inputs: int, width: int, stride: int) -> nn.Sequential:
     outputs = width * block.expansion
     first = block(inputs, width, stride)
     return nn.Sequential(first, *(block(outputs, width, 1) for _ in range(blocks - 1)))

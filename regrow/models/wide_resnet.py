@@ -40,9 +40,7 @@ def _stage(blocks: int, inputs: int, outputs: int, stride: int) -> nn.Sequential
 class WideResNet(Network):
     """WRN-d-k: d = 6n+4 layers, and k times the width of a CIFAR ResNet in all three stages; no dropout."""
 
-    def __init__(
-        self, depth: int, widen: int, *, classes: int = 10, channels: int = 3, width: int = 16
-    ) -> None:
+    def __init__(self, depth: int, widen: int, *, classes: int = 10, channels: int = 3, width: int = 16) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(f"a WideResNet has depth 6n+4 (10, 16, 22, 28, 34, 40, …), got {depth}.")

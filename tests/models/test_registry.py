@@ -37,9 +37,7 @@ def test_every_name_is_rebuilt_from_its_architecture_after_a_trip_through_json(n
 )
 def test_options_survive_a_rebuild(n: int, width: int, stem_stride: int, classes: int, channels: int) -> None:
     with torch.device("meta"):
-        network = build(
-            f"resnet{6 * n + 2}", width=width, stem_stride=stem_stride, classes=classes, channels=channels
-        )
+        network = build(f"resnet{6 * n + 2}", width=width, stem_stride=stem_stride, classes=classes, channels=channels)
         again = build(network.architecture.name, **network.architecture.options)
     assert again.architecture == network.architecture
     assert again.conv1.stride == (stem_stride, stem_stride)
@@ -92,9 +90,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(wrong: str, nearest: str) 
         build(wrong)
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"), [("resnet21", "6n\\+2"), ("wrn27-2", "6n\\+4"), ("densenet41", "6n\\+4")]
-)
+@pytest.mark.parametrize(("name", "rule"), [("resnet21", "6n\\+2"), ("wrn27-2", "6n\\+4"), ("densenet41", "6n\\+4")])
 def test_an_impossible_depth_says_which_depths_exist(name: str, rule: str) -> None:
     with pytest.raises(ValueError, match=f"cannot build '{name}': .*{rule}"):
         build(name)
