@@ -1,0 +1,398 @@
+"""Keeps a model pruned while an optimizer trains it, through the optimizer's own step hooks (Algorithm 1)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from regrow.core import agreement
+from regrow.core.budget import Budget, Scope
+from regrow.core.decay import DecayAtPruned
+from regrow.core.masks import Masks, pack, unpack
+from regrow.core.schedule import Schedule, as_schedule, check_every
+from regrow.core.score import expand_filters, filter_norm
+from regrow.core.targets import Target, TargetSpec, find_targets, named_parameters
+from regrow.core.weights import Memory, Weight
+
+Unit = Literal["weight", "filter"]
+Decay = Literal["dense", "pruned"]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a pruner can tell about itself after a step."""
+
+    step: int
+    requested: float
+    """The schedule's sparsity when the mask was made, in units (weights or filters)."""
+    sparsity: float
+    """The share of targeted weights that are zeroed."""
+    delta: float
+    """The quality of the pruning δ_t = ‖w − ŵ‖² / ‖w‖² (Eq. 2)."""
+    flips: int
+    """Mask elements that changed when the mask was last made."""
+    layers: Mapping[str, float]
+    """The sparsity of each target."""
+    collapsed: tuple[str, ...]
+    """Targets of which nothing is left."""
+
+
+class Pruner:
+    """The life that all methods share; a method says what it remembers and what the next masks are."""
+
+    memory: ClassVar[Memory] = Memory.FORGET
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        sparsity: float | Schedule,
+        every: int = 16,
+        scope: Scope = "global",
+        unit: Unit = "weight",
+        targets: TargetSpec = None,
+        include_last: bool = False,
+        floor: int = 0,
+        decay: Decay = "dense",
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        check_every(every)
+        if unit not in ("weight", "filter"):
+            raise ValueError(f"unit must be 'weight' or 'filter', got {unit!r}")
+        self.schedule = as_schedule(sparsity)
+        self.every, self.unit = every, unit
+        self.budget = Budget(scope, floor)
+        self.optimizer = _hookable(optimizer)
+        self.targets = {t.name: t for t in find_targets(model, targets, include_last=include_last)}
+        _check_held(self.targets.values(), self.optimizer)
+        self._decay = DecayAtPruned(self.optimizer) if _at_pruned(decay) else None
+        self._group = group
+        self._memory = self.memory
+        self._weights = {name: Weight(target, self._memory) for name, target in self.targets.items()}
+        self._shown = self._frozen = self._agreed = self._uncounted = False
+        self._collapsed: set[str] = set()
+        self.step = self.flips = 0
+        self.requested = 0.0
+        with self._changing():
+            if self.due(0):
+                self._refresh()
+        self._hooks = (
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_step_post_hook(self._after_step),
+        )
+
+    # What a method decides
+
+    def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
+        """Return (name, mask) pairs for step `t`; called with the trained weights in place (see `weights`)."""
+        raise TypeError(f"{type(self).__name__} does not say how it prunes: define next_masks(self, t)")
+
+    def due(self, t: int) -> bool:
+        """Return whether the masks are made anew at step `t`."""
+        return t % self.every == 0
+
+    def keep_top(self, scores: Mapping[str, Tensor], sparsity: float) -> Iterator[tuple[str, Tensor]]:
+        """Yield masks that keep the units of largest score, as unit, scope and floor say."""
+        self.requested = sparsity
+        if self.unit == "weight":
+            yield from self.budget.keep_top(scores, sparsity)
+            return
+        norms = {name: filter_norm(self.targets[name], score) for name, score in scores.items()}
+        for name, keep in self.budget.keep_top(norms, sparsity):
+            yield name, expand_filters(self.targets[name], keep)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that are trained: dense for methods that keep what they pruned."""
+        return {name: weight.source for name, weight in self._weights.items()}
+
+    # What a user sees
+
+    @property
+    def masks(self) -> Masks:
+        """The present masks; later steps update them in place (`.clone()` keeps a copy)."""
+        return Masks({name: weight.mask for name, weight in self._weights.items()})
+
+    @property
+    def sparsity(self) -> float:
+        """The share of targeted weights that is pruned now."""
+        return self.masks.sparsity
+
+    def stats(self) -> Stats:
+        """Return reached and requested sparsity, per layer too, δ_t, flips and collapsed layers."""
+        self._settle()
+        whole, kept = (
+            sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors)
+            for tensors in (
+                [w.source for w in self._weights.values()],
+                [w.pruned for w in self._weights.values()],
+            )
+        )
+        layers = {name: Masks({name: mask}).sparsity for name, mask in self.masks.items()}
+        return Stats(
+            step=self.step,
+            requested=self.requested,
+            sparsity=self.sparsity,
+            delta=max(whole - kept, 0.0) / whole if whole else 0.0,
+            flips=self.flips,
+            layers=layers,
+            collapsed=tuple(name for name, sparsity in layers.items() if sparsity == 1),
+        )
+
+    @contextmanager
+    def dense(self) -> Iterator[None]:
+        """Let the model hold the dense weights for a while, for example to evaluate them."""
+        with self._changing():
+            yield
+
+    def freeze(self) -> None:
+        """Fix the masks from now on and drop what was pruned: the fine-tuning phase."""
+        self._settle()
+        self._frozen, self._memory = True, Memory.FORGET
+        for weight in self._weights.values():
+            weight.forget()
+
+    def detach(self) -> None:
+        """Let go of the optimizer; the model stays as it is, pruned."""
+        self._settle()
+        for hook in self._hooks:
+            hook.remove()
+
+    def apply_to(self, other: nn.Module) -> None:
+        """Mask the same weights in another copy of the model, for example an average that is no longer sparse."""
+        parameters = named_parameters(other)
+        for name, mask in self.masks.items():
+            if name not in parameters or parameters[name].shape != mask.shape:
+                found = tuple(parameters[name].shape) if name in parameters else "none of that name"
+                raise ValueError(f"the other model must have {name} of shape {tuple(mask.shape)}, it has {found}")
+        with torch.no_grad():
+            for name, mask in self.masks.items():
+                parameters[name].masked_fill_(~mask.to(parameters[name].device), 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs besides the states of model and optimizer, as plain tensors and numbers."""
+        self._settle()
+        return {
+            **self._settings(),
+            "step": self.step,
+            "flips": self.flips,
+            "requested": self.requested,
+            "frozen": self._frozen,
+            "masks": {name: pack(weight.mask) for name, weight in self._weights.items()},
+            "shapes": {name: list(weight.mask.shape) for name, weight in self._weights.items()},
+            "error": {
+                name: weight.error[~weight.mask].cpu()
+                for name, weight in self._weights.items()
+                if weight.dense is not None
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken; load the states of model and optimizer first."""
+        masks = self._checked_masks(state)
+        self._settle()
+        for name, mask in masks.items():
+            weight = self._weights[name]
+            if torch.count_nonzero(weight.pruned[~mask.to(weight.pruned.device)]):
+                raise ValueError(
+                    f"{name} has weights where the saved mask has none: load the model's state of the same moment "
+                    "before the pruner's"
+                )
+        if state["frozen"]:
+            self.freeze()
+        for name, mask in masks.items():
+            weight = self._weights[name]
+            weight.mask.copy_(mask)
+            if weight.dense is not None:
+                weight.dense.copy_(weight.pruned)
+                weight.dense[~weight.mask] = -state["error"][name].to(weight.dense)
+            weight.bind()
+        self.step, self.flips, self.requested = state["step"], state["flips"], state["requested"]
+
+    # How it works
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        self._adopt_foreign_writes()
+        if not self._agreed:
+            agreement.check(self._weights.values(), self._group)
+            self._agreed = True
+        self._uncounted = _is_pretence(optimizer)
+        # args[0] is the optimizer itself.
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if closure is None:
+            self.before_update()
+            self._show()
+            return None
+        self._show()
+        closure = self._at_pruned_weights(closure)
+        return (args[0], closure, *args[2:]), {name: v for name, v in kwargs.items() if name != "closure"}
+
+    def before_update(self) -> None:
+        """Run when the gradients at ŵ are known and the parameters still hold ŵ."""
+        if self._decay is not None:
+            self._decay.add_to_gradients()
+
+    def _at_pruned_weights(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Evaluate a closure's loss and gradients at ŵ, although the optimizer that calls it works on w."""
+
+        def evaluate() -> Any:
+            self._hide()
+            loss = closure()
+            self.before_update()
+            self._show()
+            return loss
+
+        return evaluate
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._decay is not None:
+            self._decay.restore()
+        # A fused kernel under GradScaler is called although it leaves the weights alone when a gradient overflowed.
+        overflow = getattr(optimizer, "found_inf", None)
+        try:
+            if not self._uncounted and (overflow is None or not bool(overflow)):
+                self.step += 1
+                if not self._frozen and self.due(self.step):
+                    self._refresh()
+        finally:
+            self._hide(masking=self._memory is not Memory.SOFT)
+
+    def _refresh(self) -> None:
+        self.flips = 0
+        for name, mask in self.next_masks(self.step):
+            weight = self._weights[name]
+            self.flips += int(torch.count_nonzero(mask != weight.mask))
+            weight.mask.copy_(mask)
+            self._warn_if_collapsed(name, weight.mask)
+        if self._memory is Memory.SOFT:
+            self._hide()
+
+    def _warn_if_collapsed(self, name: str, mask: Tensor) -> None:
+        if name not in self._collapsed and not torch.count_nonzero(mask):
+            self._collapsed.add(name)
+            warnings.warn(
+                f"all of {name} is pruned at step {self.step}. Nothing is protected by default; floor=1 keeps one unit "
+                "of every layer, scope='layer' prunes all layers alike.",
+                stacklevel=2,
+            )
+
+    def _show(self) -> None:
+        for weight in self._weights.values():
+            weight.show()
+        self._shown = True
+
+    def _hide(self, *, masking: bool = True) -> None:
+        for weight in self._weights.values():
+            if masking:
+                weight.hide()
+            weight.mark()
+        self._shown = False
+
+    def _settle(self) -> None:
+        """Make sure that the model holds ŵ: an exception inside a step leaves it with w."""
+        if self._shown:
+            self._hide()
+        else:
+            self._adopt_foreign_writes()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        self._settle()
+        self._show()
+        try:
+            yield
+        finally:
+            self._hide()
+
+    def _adopt_foreign_writes(self) -> None:
+        if self._shown:
+            return
+        for name, weight in self._weights.items():
+            if weight.touched and weight.adopt() and self._memory is not Memory.SOFT:
+                warnings.warn(
+                    f"{name} was given new weights since the last step, some where it is pruned. They are taken "
+                    "as its dense weights and pruned after this step; attach the pruner after loading weights.",
+                    stacklevel=4,
+                )
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "method": type(self).__name__,
+            "schedule": repr(self.schedule),
+            "every": self.every,
+            "unit": self.unit,
+            "scope": self.budget.scope,
+            "floor": self.budget.floor,
+        }
+
+    def _checked_masks(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
+        for key, mine in self._settings().items():
+            if state.get(key) != mine:
+                raise ValueError(f"the state was saved with {key}={state.get(key)!r}, this pruner has {key}={mine!r}")
+        shapes = {name: list(target.param.shape) for name, target in self.targets.items()}
+        for name in {**shapes, **state["shapes"]}:
+            if shapes.get(name) != state["shapes"].get(name):
+                raise ValueError(
+                    f"{name} has shape {shapes.get(name, 'none, it is not a target here')}, "
+                    f"in the saved state {state['shapes'].get(name, 'none, it is not a target there')}"
+                )
+        masks = {name: unpack(state["masks"][name], self.targets[name].param.shape, name) for name in shapes}
+        for name, values in state["error"].items():
+            pruned = math.prod(shapes[name]) - int(torch.count_nonzero(masks[name]))
+            if values.numel() != pruned:
+                raise ValueError(f"the saved error of {name} has {values.numel()} values, its mask prunes {pruned}")
+        return masks
+
+
+def _hookable(optimizer: Any) -> Optimizer:
+    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer  # wrappers such as Accelerate's do not forward hooks
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"{type(optimizer).__name__} is no torch.optim.Optimizer and has no step hooks: "
+            "pass the torch optimizer that it steps"
+        )
+    return optimizer
+
+
+def _at_pruned(decay: str) -> bool:
+    if decay not in ("dense", "pruned"):
+        raise ValueError(f"decay must be 'dense' (weight decay acts on w) or 'pruned' (on ŵ), got {decay!r}")
+    return decay == "pruned"
+
+
+def _check_held(targets: Iterable[Target], optimizer: Optimizer) -> None:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    taken: dict[int, str] = {}
+    for hook in optimizer._optimizer_step_pre_hooks.values():
+        other = getattr(hook, "__self__", None)
+        if isinstance(other, Pruner):
+            taken |= {id(target.param): type(other).__name__ for target in other.targets.values()}
+    for target in targets:
+        if hasattr(target.param, "_in_backward_optimizers"):
+            raise ValueError(f"{target.name} is stepped inside backward, where there is no step to hook into")
+        if id(target.param) not in held:
+            raise ValueError(
+                f"the optimizer does not hold {target.name}: give it to the optimizer, leave it out with targets=..., "
+                "and keep one optimizer for all targets (not one per parameter inside backward)"
+            )
+        if id(target.param) in taken:
+            raise ValueError(f"{target.name} is pruned by a {taken[id(target.param)]} already: detach() that one first")
+
+
+def _is_pretence(optimizer: Optimizer) -> bool:
+    """Tell the step with which distributed checkpoint makes a fresh optimizer's state: lr 0 and zero gradients."""
+    if optimizer.state or any(float(group["lr"]) != 0 for group in optimizer.param_groups):
+        return False
+    gradients = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    return not any(bool(torch.count_nonzero(gradient)) for gradient in gradients)

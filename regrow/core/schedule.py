@@ -1,0 +1,81 @@
+"""How much is pruned when: sparsity as a function of the optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same sparsity from the first step on."""
+
+    final: float
+
+    def __post_init__(self) -> None:
+        check_sparsity(self.final)
+
+    def __call__(self, t: int) -> float:
+        """Return the sparsity at step `t`."""
+        return self.final
+
+
+@dataclass(frozen=True)
+class Cubic:
+    """The gradual ramp of Zhu & Gupta that the paper uses (Appendix A.2): s_t = s_f + (s_i − s_f)(1 − (t − t_0)/n)³.
+
+    It starts at step `start` with `initial`, arrives at `final` at step `end` and stays there. `every` is the
+    number of steps between changes: pass `len(loader)` to change it once per epoch, as the paper does.
+
+    >>> Cubic(0.9, end=100)(50)
+    0.7875
+    """
+
+    final: float
+    end: int
+    start: int = 0
+    initial: float = 0.0
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        check_sparsity(self.final)
+        check_sparsity(self.initial, "initial")
+        check_every(self.every)
+        if not 0 <= self.start < self.end:
+            raise ValueError(
+                f"a ramp needs 0 <= start < end (in optimizer steps), got start={self.start}, end={self.end}"
+            )
+
+    def __call__(self, t: int) -> float:
+        """Return the sparsity at step `t`."""
+        if t >= self.end:
+            return self.final
+        elapsed = max(t - self.start, 0) // self.every * self.every
+        return self.final + (self.initial - self.final) * (1 - elapsed / (self.end - self.start)) ** 3
+
+
+def as_schedule(sparsity: float | Schedule) -> Schedule:
+    """Turn a number into a constant schedule and check what a given schedule starts with."""
+    if callable(sparsity):
+        check_sparsity(sparsity(0), "the schedule's value at step 0")
+        return sparsity
+    return Constant(sparsity)
+
+
+def check_sparsity(value: object, name: str = "sparsity") -> None:
+    """Raise unless `value` is a number in [0, 1)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number in [0, 1) or a schedule, got {value!r}")
+    if not 0 <= value < 1:
+        hint = f" Did you mean {value / 100:g}?" if 1 < value < 100 else ""
+        raise ValueError(f"{name} must be in [0, 1), got {value:g}.{hint}")
+
+
+def check_every(every: object) -> None:
+    """Raise unless `every` is a whole number of optimizer steps."""
+    if isinstance(every, bool) or not isinstance(every, int):
+        raise TypeError(f"every must be a whole number of optimizer steps, got {every!r}")
+    if every < 1:
+        raise ValueError(f"every must be at least 1 optimizer step, got {every}")

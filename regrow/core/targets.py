@@ -1,0 +1,137 @@
+"""Which parameters of a model are pruned, and by which names they go."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.parameter import Parameter, UninitializedParameter
+
+TargetSpec = str | Iterable[str] | Callable[[str, Parameter], bool] | None
+
+_WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+|_orig_mod\.|_checkpoint_wrapped_module\.")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parameter that is pruned; `out_dim` is the dimension along which its filters lie."""
+
+    name: str
+    param: Parameter
+    out_dim: int = 0
+
+
+def clean_name(name: str) -> str:
+    """Drop the prefixes that DDP, `AveragedModel`, `torch.compile` and activation checkpointing put before a name.
+
+    >>> clean_name("module._orig_mod.conv1.weight")
+    'conv1.weight'
+    """
+    return _WRAPPERS.sub("", name)
+
+
+def named_parameters(model: nn.Module) -> dict[str, Parameter]:
+    """Return every parameter once, under its clean name."""
+    named = list(model.named_parameters())
+    clean = {clean_name(name): parameter for name, parameter in named}
+    return clean if len(clean) == len(named) else dict(named)
+
+
+def find_targets(model: nn.Module, spec: TargetSpec = None, *, include_last: bool = False) -> list[Target]:
+    """Return the parameters to prune, in the model's order.
+
+    By default these are the weights of every convolution and linear layer but the last linear one (Section 5.1).
+    `spec` can be a name, a glob, several of them, or a predicate `(name, parameter) -> bool`; a name may be that of a
+    parameter or of the module that owns it.
+    """
+    parameters = named_parameters(model)
+    if spec is None:
+        chosen = _default_names(model, parameters, include_last)
+    elif callable(spec):
+        chosen = {name for name, parameter in parameters.items() if spec(name, parameter)}
+    else:
+        chosen = _matching_names(parameters, [spec] if isinstance(spec, str) else list(spec))
+    if not chosen:
+        raise ValueError(
+            "the model has nothing to prune: no convolution, and no linear layer besides the last one. "
+            "Pass include_last=True, or name parameters with targets=..."
+            if spec is None
+            else f"targets={spec!r} selects no parameter. {_known(parameters)}"
+        )
+    transposed = {
+        id(module.weight) for module in model.modules() if isinstance(module, _ConvTransposeNd)
+    }  # their weights are (in, out, ...)
+    targets = [
+        Target(name, parameter, int(id(parameter) in transposed))
+        for name, parameter in parameters.items()
+        if name in chosen
+    ]
+    for target in targets:
+        _check(target)
+    return targets
+
+
+def _default_names(model: nn.Module, parameters: dict[str, Parameter], include_last: bool) -> set[str]:
+    layers = [module for module in model.modules() if isinstance(module, _ConvNd | nn.Linear)]
+    linears = [module for module in layers if isinstance(module, nn.Linear)]
+    last = linears[-1] if linears and not include_last else None
+    # A parametrized layer computes its weight: there is no parameter of that name to prune.
+    weights = {id(module._parameters.get("weight")) for module in layers if module is not last}
+    return {name for name, parameter in parameters.items() if id(parameter) in weights}
+
+
+def _matching_names(parameters: dict[str, Parameter], patterns: list[str]) -> set[str]:
+    chosen: set[str] = set()
+    weights = [name for name, parameter in parameters.items() if parameter.ndim > 1]
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"targets must be names, globs or a predicate, got {pattern!r}")
+        if pattern in parameters:
+            found = [pattern]
+        elif f"{pattern}.weight" in parameters:
+            found = [f"{pattern}.weight"]
+        else:
+            found = fnmatch.filter(weights, pattern)
+        if not found:
+            raise ValueError(f"no weight matches target {pattern!r}. {_known(parameters, pattern)}")
+        chosen.update(found)
+    return chosen
+
+
+def _known(parameters: dict[str, Parameter], pattern: str = "") -> str:
+    weights = [name for name, parameter in parameters.items() if parameter.ndim > 1]
+    listed = ", ".join(weights[:3]) + (", …" if len(weights) > 3 else "")
+    owners = [name.rpartition(".")[0] for name in weights]
+    parents = sorted({f"{owner.split('.')[0]}.*" for owner in owners if "." in owner})
+    near = difflib.get_close_matches(pattern, [*weights, *owners, *parents], 1) if pattern else []
+    hint = f" Nearest: {near[0]!r}." if near else ""
+    return f"The model's prunable weights are {listed} ({len(weights)} in all).{hint}"
+
+
+def _check(target: Target) -> None:
+    parameter: Tensor = target.param
+    if isinstance(parameter, UninitializedParameter):
+        raise ValueError(f"{target.name} has no shape yet: run one batch through the lazy model before pruning it")
+    if not parameter.is_floating_point():
+        raise TypeError(f"{target.name} holds {parameter.dtype}: only floating point weights can be pruned")
+    if type(parameter).__name__ == "FlatParameter":
+        raise TypeError(
+            f"{target.name} is a flat FSDP1 parameter in which layers have lost their shapes: "
+            "shard with torch.distributed.fsdp.fully_shard (FSDP2) instead"
+        )
+    if not parameter.is_contiguous() and not parameter.permute(_by_stride(parameter)).is_contiguous():
+        raise ValueError(f"{target.name} has overlapping or padded storage: make it contiguous before pruning it")
+
+
+def _by_stride(tensor: Tensor) -> list[int]:
+    return sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """Return a flat view in the order of the elements in memory, whatever the memory format (dense tensors only)."""
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())

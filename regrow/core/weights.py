@@ -1,0 +1,118 @@
+"""What a pruned parameter holds: ŵ = m⊙w in the model's own storage, and the dense w behind it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regrow.core.targets import Target, in_memory_order
+
+
+class Memory(Enum):
+    """What happens to pruned weights."""
+
+    KEEP = "keep"
+    """They live on behind the model and are trained with it (feedback)."""
+    FORGET = "forget"
+    """They are zero after every step."""
+    SOFT = "soft"
+    """They are zeroed once, when the mask is made, and free to grow until the next one."""
+
+
+class Weight:
+    """One target: the parameter, its mask, and the dense weights behind it while they are kept.
+
+    Between steps the parameter holds ŵ in the storage it always had, so that compiled graphs, DDP buckets and CUDA
+    graphs stay valid. During a step it is pointed at the dense weights: the optimizer updates them directly, nothing
+    is restored from an error and nothing is rounded.
+    """
+
+    def __init__(self, target: Target, memory: Memory) -> None:
+        self.target = target
+        self.mask = torch.ones_like(target.param.data, dtype=torch.bool)
+        self.dense: Tensor | None = None
+        self.bind()
+        if memory is Memory.KEEP:
+            self.dense = self.pruned.clone()
+        self.bind()
+
+    def bind(self) -> None:
+        """Take the parameter's present storage as the place of ŵ and lay the views with which it is written."""
+        self.pruned: Tensor = self.target.param.data
+        self.mask, self.dense = _like(self.mask, self.pruned), _like(self.dense, self.pruned)
+        self._address = self.pruned.data_ptr()
+        self._views = tuple(map(_bits, (self.source, self.mask, self.pruned)))
+        self.mark()
+
+    @property
+    def source(self) -> Tensor:
+        """The weights that are trained: the dense ones if they are kept, otherwise those of the model."""
+        return self.pruned if self.dense is None else self.dense
+
+    @property
+    def error(self) -> Tensor:
+        """The paper's e = ŵ − w."""
+        return self.pruned - self.source
+
+    def show(self) -> None:
+        """Let the parameter hold w."""
+        if self.dense is not None:
+            self.target.param.data = self.dense
+
+    def hide(self) -> None:
+        """Let the parameter hold ŵ = m⊙w; pruned entries are +0.0."""
+        source, mask, pruned = self._views
+        if self.pruned.device.type == "cpu":
+            # Bits times 0 or 1: exact for every float, and the one masking that runs at the speed of memory.
+            np.multiply(source, mask, out=pruned)
+        else:
+            torch.mul(source, mask, out=pruned)
+        if self.dense is not None:
+            self.target.param.data = self.pruned
+
+    def forget(self) -> None:
+        """Drop the dense weights; what is pruned is gone."""
+        self.dense = None
+        self.bind()
+
+    def mark(self) -> None:
+        """Remember the parameter as it is, so that `touched` sees later writes by others."""
+        self._version = self.target.param._version
+
+    @property
+    def touched(self) -> bool:
+        """Whether someone else wrote to the parameter, or gave it another storage, since the last `mark`."""
+        parameter = self.target.param
+        return parameter._version != self._version or parameter.data_ptr() != self._address
+
+    def adopt(self) -> bool:
+        """Take over weights written from outside; return whether they had weights where the mask has none.
+
+        Weights that respect the mask (an average swapped in and back, a checkpoint of the pruned model) replace the
+        kept part of w and leave the pruned part alone; others become w as a whole.
+        """
+        self.bind()
+        dense = bool(torch.count_nonzero(self.pruned[~self.mask]))
+        if self.dense is not None:
+            self.dense.copy_(self.pruned if dense else torch.where(self.mask, self.pruned, self.dense))
+        return dense
+
+
+def _like(tensor: Tensor | None, model: Tensor) -> Any:
+    """Return `tensor` on the device, in the memory format and, unless it is a mask, in the dtype of `model`."""
+    if tensor is None or (tensor.device == model.device and tensor.stride() == model.stride()):
+        return tensor if tensor is None or tensor.dtype in (torch.bool, model.dtype) else tensor.to(model.dtype)
+    dtype = torch.bool if tensor.dtype is torch.bool else model.dtype
+    return torch.empty_like(model, dtype=dtype).copy_(tensor)
+
+
+def _bits(tensor: Tensor) -> Any:
+    """Return the elements in memory order, floats as integers of their size; as an array on the CPU."""
+    flat = in_memory_order(tensor)
+    if flat.is_floating_point():
+        flat = flat.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[flat.itemsize])
+    return flat.numpy() if flat.device.type == "cpu" else flat

@@ -1,0 +1,24 @@
+"""Dynamic pruning with feedback (Lin et al., ICLR 2020): gradients at the pruned weights, updates on the dense ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from regrow.core.pruner import Pruner
+from regrow.core.weights import Memory
+
+
+class DPF(Pruner):
+    """Keeps `model` pruned while `optimizer` trains the dense weights behind it (Algorithm 1).
+
+    Every `every` steps the mask is recomputed from the dense weights, so a weight that was pruned too early grows back
+    as soon as its accumulated updates lift it over the threshold.
+    """
+
+    memory = Memory.KEEP
+
+    def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
+        """Keep the largest of the dense weights, as many as the schedule leaves."""
+        return self.keep_top(self.weights, self.schedule(t))

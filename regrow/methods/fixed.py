@@ -1,0 +1,32 @@
+"""A mask that is given and stays: fine-tuning with another optimizer, retraining a found mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from regrow.core.masks import Masks
+from regrow.core.pruner import Pruner
+
+
+class Fixed(Pruner):
+    """Keeps exactly the weights that `masks` names (for example another pruner's `masks`) and no others."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor]) -> None:
+        self._given = Masks(masks).clone()
+        super().__init__(model, optimizer, sparsity=self._given.sparsity, targets=list(self._given))
+
+    def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
+        """Return the given masks."""
+        for name, mask in self._given.items():
+            if mask.shape != self.targets[name].param.shape:
+                shape = tuple(self.targets[name].param.shape)
+                raise ValueError(f"the mask of {name} has shape {tuple(mask.shape)}, the weight has {shape}")
+        self.requested = self._given.sparsity
+        return self._given.items()
+
+    def due(self, t: int) -> bool:
+        """Set the masks once."""
+        return t == 0

@@ -1,0 +1,44 @@
+"""Algorithm 1 of the paper, written down literally: its own dense copy, its own sort, a functional forward pass."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+def stable_masks(weights: list[Tensor], count: int) -> list[Tensor]:
+    """Prune the `count` smallest magnitudes by one stable sort over all weights."""
+    order = torch.cat([w.abs().reshape(-1) for w in weights]).sort(stable=True).indices
+    keep = torch.ones(len(order), dtype=torch.bool)
+    keep[order[:count]] = False
+    return [part.view(w.shape) for part, w in zip(keep.split([w.numel() for w in weights]), weights, strict=True)]
+
+
+def algorithm_1(
+    model: nn.Module,
+    targets: list[str],
+    make_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
+    sparsity: Callable[[int], float],
+    batches: Iterator[tuple[Tensor, Tensor]],
+    period: int = 16,
+    per_layer: bool = False,
+) -> Iterator[tuple[float, dict[str, Tensor], dict[str, Tensor]]]:
+    """Yield (loss at ŵ_t, dense w_{t+1}, m_t) for each batch; `model` only lends its structure and its buffers."""
+    w = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    optimizer = make_optimizer(list(w.values()))
+    m: dict[str, Tensor] = {}
+    for t, (x, y) in enumerate(batches):
+        if t % period == 0:
+            groups = [[name] for name in targets] if per_layer else [targets]
+            for names in groups:
+                count = round(sum(w[name].numel() for name in names) * sparsity(t))
+                m |= dict(zip(names, stable_masks([w[name].detach() for name in names], count), strict=True))
+        pruned = {name: (torch.where(m[name], p, 0.0) if name in m else p).detach() for name, p in w.items()}
+        pruned = {name: p.clone().requires_grad_() for name, p in pruned.items()}
+        loss = nn.functional.cross_entropy(functional_call(model, pruned, (x,)), y)
+        gradients = torch.autograd.grad(loss, list(pruned.values()))
+        for p, g in zip(w.values(), gradients, strict=True):
+            p.grad = g
+        optimizer.step()
+        yield loss.item(), {name: p.detach().clone() for name, p in w.items()}, dict(m)
