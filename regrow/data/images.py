@@ -43,7 +43,7 @@ class ImageSet:
     def take(self, indices: Indices) -> ImageSet:
         """Return the set of the images at `indices`, in that order."""
         chosen = torch.from_numpy(np.ascontiguousarray(indices)).to(self.images.device)
-        return replace(self, images=self.images[chosen], labels=self.labels[chosen])
+        return replace(self, images=self.images.index_select(0, chosen), labels=self.labels[chosen])
 
     def limit(self, count: int) -> ImageSet:
         """Return `count` images spread evenly over the set (a quick look, or a smoke test)."""
@@ -70,7 +70,7 @@ class ImageSet:
         draws = None if view is None else words(view.seed, view.epoch, Stream.AUGMENT, len(self))
         for indices in batches:
             chosen = torch.from_numpy(indices).to(self.images.device)
-            images = self.images[chosen]
+            images = self.images.index_select(0, chosen)  # copies whole images, unlike indexing
             if draws is not None:
                 images = crop_and_flip(images, draws[indices], pad=self.info.pad, flip=self.info.flip)
             yield images, self.labels[chosen]

@@ -185,3 +185,15 @@ def test_impossible_batches_are_refused_at_once(options, message):
 def test_a_start_behind_the_end_is_refused_when_asked_for():
     with pytest.raises(ValueError, match=r"start must be in \[0, 2\].*got 3"):
         Batches(numbered(10), 5).epoch(0, 3)
+
+
+def test_images_in_another_memory_format_give_the_same_batches():
+    images = numbered(20)
+    other = ImageSet(
+        info=images.info,
+        images=images.images.contiguous(memory_format=torch.channels_last),
+        labels=images.labels,
+        classes=images.classes,
+    )
+    for (x, _), (again, _) in zip(Batches(images, 8).epoch(0), Batches(other, 8).epoch(0), strict=True):
+        assert torch.equal(x, again)
