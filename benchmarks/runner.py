@@ -22,9 +22,7 @@ Row = Mapping[str, str | int | float]
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "benchmarks"
 
 
-def interleave(
-    contenders: Mapping[str, Callable[[], object]], *, rounds: int = 5, warmup: int = 1
-) -> dict[str, float]:
+def interleave(contenders: Mapping[str, Callable[[], object]], *, rounds: int = 5, warmup: int = 1) -> dict[str, float]:
     """Return the least seconds that each contender took.
 
     Contenders take turns, in an order that is reversed from round to round, so that a noisy neighbour or a
@@ -56,9 +54,7 @@ def machine() -> dict[str, str | int]:
 def report(title: str, rows: Sequence[Row], *, name: str) -> Path:
     """Print `rows` as a table and write them, with machine and command, to `results/benchmarks/NAME.json`."""
     facts = machine()
-    print(
-        f"\n{title}\n{facts['cpu']}, {facts['threads']} of {facts['cores']} threads, torch {facts['torch']}\n"
-    )
+    print(f"\n{title}\n{facts['cpu']}, {facts['threads']} of {facts['cores']} threads, torch {facts['torch']}\n")
     print(table(rows))
     result = {
         "title": title,

@@ -43,9 +43,7 @@ def _crop(padded: Tensor, rows: Tensor, columns: Tensor, shape: torch.Size) -> T
 class Normalise:
     """Turns uint8 images into floating point with mean 0 and standard deviation 1 per channel."""
 
-    def __init__(
-        self, info: Info, *, dtype: torch.dtype = torch.float32, channels_last: bool = False
-    ) -> None:
+    def __init__(self, info: Info, *, dtype: torch.dtype = torch.float32, channels_last: bool = False) -> None:
         std = torch.tensor(info.std).view(-1, 1, 1)
         self._scale = 1 / (255 * std)
         self._shift = -torch.tensor(info.mean).view(-1, 1, 1) / std

@@ -85,9 +85,7 @@ class Batches:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.world < 1 or not 0 <= self.rank < self.world:
-            raise ValueError(
-                f"rank must be in [0, world) with world at least 1, got {self.rank} of {self.world}"
-            )
+            raise ValueError(f"rank must be in [0, world) with world at least 1, got {self.rank} of {self.world}")
         if not len(self):
             raise ValueError(
                 f"{self.source.info.name} has {len(self.source):,} images here, which give no batch of "
@@ -107,9 +105,7 @@ class Batches:
         """Iterate over the batches of `epoch` from batch number `start` on."""
         check_counter("epoch", epoch)
         if not 0 <= start <= len(self):
-            raise ValueError(
-                f"start must be in [0, {len(self)}], the number of batches in an epoch, got {start}"
-            )
+            raise ValueError(f"start must be in [0, {len(self)}], the number of batches in an epoch, got {start}")
         view = View(self.seed, epoch) if self.augment else None
         pairs = self.source.fetch(self._shares(epoch, start), view)
         normalise = Normalise(self.source.info, dtype=self.dtype, channels_last=self.channels_last)

@@ -10,9 +10,7 @@ from regrow.data.images import ImageSet
 _SPLITS = ("train", "test")
 
 
-def load(
-    name: str, split: str = "train", *, root: Path | str | None = None, limit: int | None = None
-) -> ImageSet:
+def load(name: str, split: str = "train", *, root: Path | str | None = None, limit: int | None = None) -> ImageSet:
     """Return the "train" or "test" images of data set `name` (see `names()`).
 
     Files are looked for in `root/name`, or, without `root`, in `$REGROW_DATA/name` and the cache; a file that

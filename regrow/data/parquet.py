@@ -34,9 +34,7 @@ def shards(folder: Path, split: str) -> list[Path]:
         for number in range(int(match[2])):
             name = f"{split}-{number:0{len(match[1])}}-of-{match[2]}.parquet"
             if not (folder / name).is_file():
-                raise DataError(
-                    f"{folder / name} is missing: only {len(found)} of {int(match[2])} files are there"
-                )
+                raise DataError(f"{folder / name} is missing: only {len(found)} of {int(match[2])} files are there")
     return found
 
 

@@ -29,9 +29,7 @@ def numbered(count: int, *, pad: int = 2, flip: bool = True) -> ImageSet:
         source="Made by a test",
     )
     images = torch.randint(1, 256, (count, 3, 6, 6), generator=torch.Generator().manual_seed(count)).byte()
-    return ImageSet(
-        info=info, images=images, labels=torch.arange(count), classes=tuple(map(str, range(count)))
-    )
+    return ImageSet(info=info, images=images, labels=torch.arange(count), classes=tuple(map(str, range(count))))
 
 
 def plain(images: ImageSet) -> torch.Tensor:
@@ -47,9 +45,7 @@ def test_an_epoch_shows_every_image_exactly_once(count, size, seed, epoch):
     assert [len(y) for _, y in batches[:-1]] == [size] * (len(batches) - 1)
 
 
-@given(
-    count=st.integers(2, 60), size=st.integers(1, 20), seed=seeds, epoch=st.integers(0, 1000), data=st.data()
-)
+@given(count=st.integers(2, 60), size=st.integers(1, 20), seed=seeds, epoch=st.integers(0, 1000), data=st.data())
 def test_an_epoch_started_in_its_middle_continues_bit_for_bit(count, size, seed, epoch, data):
     batches = Batches(numbered(count), size, seed=seed)
     start = data.draw(st.integers(0, len(batches)))

@@ -151,9 +151,7 @@ def test_a_damaged_file_is_read_or_refused_but_nothing_else(tmp_path, data):
     else:
         for _ in range(data.draw(st.integers(1, 4))):
             # The schema and the page headers are at the end, where a byte matters most.
-            position = data.draw(
-                st.integers(0, len(content) - 1) | st.integers(len(content) - 900, len(content) - 1)
-            )
+            position = data.draw(st.integers(0, len(content) - 1) | st.integers(len(content) - 900, len(content) - 1))
             content[position] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
     # Damage that nothing can see, such as another pixel, is read; all else must end in a DataError.
