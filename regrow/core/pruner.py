@@ -19,7 +19,7 @@ from regrow.core.budget import Budget, Scope
 from regrow.core.decay import DecayAtPruned
 from regrow.core.masks import Masks, pack, unpack
 from regrow.core.schedule import Schedule, as_schedule, check_every
-from regrow.core.score import expand_filters, filter_norm
+from regrow.core.score import alive, expand_filters, filter_norm
 from regrow.core.targets import Target, TargetSpec, find_targets, named_parameters
 from regrow.core.weights import Memory, Weight
 
@@ -101,9 +101,13 @@ class Pruner:
         """Return whether the masks are made anew at step `t`."""
         return t % self.every == 0
 
-    def keep_top(self, scores: Mapping[str, Tensor], sparsity: float) -> Iterator[tuple[str, Tensor]]:
-        """Yield masks that keep the units of largest score, as unit, scope and floor say."""
+    def keep_top(
+        self, scores: Mapping[str, Tensor], sparsity: float, *, among: Masks | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield masks that keep the units of largest score, as unit, scope and floor say; nothing outside `among`."""
         self.requested = sparsity
+        if among is not None:
+            scores = {name: alive(score, among[name]) for name, score in scores.items()}
         if self.unit == "weight":
             yield from self.budget.keep_top(scores, sparsity)
             return
@@ -183,7 +187,7 @@ class Pruner:
         """Return what a resumed run needs besides the states of model and optimizer, as plain tensors and numbers."""
         self._settle()
         return {
-            **self._settings(),
+            **self.settings(),
             "step": self.step,
             "flips": self.flips,
             "requested": self.requested,
@@ -268,6 +272,8 @@ class Pruner:
             self._hide(masking=self._memory is not Memory.SOFT)
 
     def _refresh(self) -> None:
+        if self._memory is Memory.FORGET:
+            self._hide()  # momentum has moved what is pruned: it counts as zero and grows back from zero
         self.flips = 0
         for name, mask in self.next_masks(self.step):
             weight = self._weights[name]
@@ -325,7 +331,8 @@ class Pruner:
                     stacklevel=4,
                 )
 
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
+        """Return what a saved run and the one that continues it must have in common."""
         return {
             "method": type(self).__name__,
             "schedule": repr(self.schedule),
@@ -336,7 +343,7 @@ class Pruner:
         }
 
     def _checked_masks(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
-        for key, mine in self._settings().items():
+        for key, mine in self.settings().items():
             if state.get(key) != mine:
                 raise ValueError(f"the state was saved with {key}={state.get(key)!r}, this pruner has {key}={mine!r}")
         shapes = {name: list(target.param.shape) for name, target in self.targets.items()}

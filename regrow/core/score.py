@@ -13,6 +13,11 @@ def magnitude(weight: Tensor) -> Tensor:
     return weight
 
 
+def alive(score: Tensor, mask: Tensor) -> Tensor:
+    """Rank everything in `mask`, zeros included, above everything outside it; the order within stays the same."""
+    return torch.where(mask, torch.nextafter(score.abs(), score.new_tensor(torch.inf)), 0)
+
+
 def filter_norm(target: Target, weight: Tensor) -> Tensor:
     """Score each output filter by its l2 norm (Appendix A.5)."""
     norms: Tensor = torch.linalg.vector_norm(weight.movedim(target.out_dim, 0).flatten(1), dim=1)

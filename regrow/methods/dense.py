@@ -1,0 +1,25 @@
+"""Nothing is pruned: the baseline, with the same hooks, names and statistics as the methods beside it."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from regrow.core.pruner import Pruner
+from regrow.core.targets import TargetSpec
+from regrow.core.weights import Memory
+
+
+class Dense(Pruner):
+    """Leaves `model` as it is; what it would count as pruned is chosen as for every method."""
+
+    memory = Memory.SOFT  # nothing is masked, so there is nothing to do after a step
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, *, targets: TargetSpec = None, include_last: bool = False
+    ) -> None:
+        super().__init__(model, optimizer, sparsity=0.0, targets=targets, include_last=include_last)
+
+    def due(self, t: int) -> bool:
+        """Never."""
+        return False

@@ -1,0 +1,42 @@
+"""Gradual magnitude pruning (Zhu & Gupta 2017): the ramp of DPF without its feedback.
+
+Once per epoch the smallest of the weights that are left go, and never come back. Defaults are those of the comparison
+(Appendix A.2): one global threshold, a cubic ramp from step 0 (`sparsity=Cubic(0.9, end=...)`), last linear layer
+dense. Different from the authors' code: they prune every layer alike (`scope="layer"`) and mask the gradient;
+here momentum and weight decay may move a pruned weight during a step, and it is zero again after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Unpack
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from regrow.core.pruner import Pruner
+from regrow.core.schedule import Schedule
+from regrow.methods.options import Options, needed
+
+
+class Incremental(Pruner):
+    """Prunes more and more of `model` while `optimizer` trains it; what is pruned stays pruned (m_{t+1} <= m_t).
+
+    `every` is the number of optimizer steps between masks: pass `len(loader)` for once per epoch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        sparsity: float | Schedule,
+        every: int | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        every = needed(self, every, "every", "the optimizer steps between masks: every=len(loader) is once per epoch")
+        super().__init__(model, optimizer, sparsity=sparsity, every=every, **options)
+
+    def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
+        """Keep the largest of the weights that are left; a schedule that falls gives nothing back."""
+        return self.keep_top(self.weights, max(self.requested, self.schedule(t)), among=self.masks)

@@ -1,0 +1,51 @@
+"""One-shot pruning (Han et al. 2015): train dense, prune once by magnitude, fine-tune what is left.
+
+Defaults are those of the comparison: one global threshold, last linear layer dense, 60 epochs of fine-tuning with the
+mask fixed (the training loop decides how long). Different from the authors' code: they choose a threshold per layer
+(a multiple of its standard deviation) and prune in several rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from regrow.core.pruner import Pruner
+from regrow.core.schedule import Schedule
+from regrow.methods.options import Options
+
+
+class OneShot(Pruner):
+    """Prunes `model` once, after `at` optimizer steps, and keeps that mask.
+
+    `at=0` prunes a trained model when it is attached; `at=epochs * len(loader)` trains it dense first.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        sparsity: float | Schedule,
+        at: int = 0,
+        **options: Unpack[Options],
+    ) -> None:
+        if isinstance(at, bool) or not isinstance(at, int) or at < 0:
+            raise ValueError(f"at must be the optimizer step at which to prune, 0 or later, got {at!r}")
+        self.at = at
+        super().__init__(model, optimizer, sparsity=sparsity, **options)
+
+    def due(self, t: int) -> bool:
+        """Return whether this is the step."""
+        return t == self.at
+
+    def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
+        """Keep the largest weights."""
+        return self.keep_top(self.weights, self.schedule(t))
+
+    def settings(self) -> dict[str, Any]:
+        """Add the step of pruning to what a resumed run must share."""
+        return {**super().settings(), "at": self.at}
