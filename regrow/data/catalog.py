@@ -50,6 +50,24 @@ _INFOS = (
         source="It comes with the package: reinstall regrow",
     ),
     Info(
+        name="fashion-mnist",
+        title="Fashion-MNIST",
+        channels=1,
+        size=28,
+        classes=10,
+        train=60_000,
+        test=10_000,
+        mean=(0.2860,),
+        std=(0.3530,),
+        pad=4,
+        flip=True,
+        source=(
+            "Install Debian's package dataset-fashion-mnist, or put the four idx files of "
+            "https://github.com/zalandoresearch/fashion-mnist into the folder fashion-mnist/ of the directory that "
+            "REGROW_DATA names"
+        ),
+    ),
+    Info(
         name="cifar10",
         title="CIFAR-10",
         channels=3,

@@ -17,6 +17,9 @@ from regrow.data.errors import DataError
 
 Bytes = NDArray[np.uint8]
 
+# Where packages such as dataset-fashion-mnist put their files.
+DEBIAN = Path("/usr/share/datasets")
+
 
 def cache_directory() -> Path:
     """Return the folder for downloads and decoded images: `~/.cache/regrow` or `$XDG_CACHE_HOME/regrow`."""
@@ -37,7 +40,7 @@ def folders(name: str, root: Path | str | None) -> list[Path]:
     """
     if root is not None:
         return [_directory(root, "root") / name]
-    found = [download_folder(name), Path("/usr/share/datasets") / name]
+    found = [download_folder(name), DEBIAN / name]
     if chosen := os.environ.get("REGROW_DATA"):
         found.insert(0, _directory(chosen, "REGROW_DATA") / name)
     return found

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from regrow.data import catalog, cifar, digits
+from regrow.data import catalog, cifar, digits, fashion
 from regrow.data.images import ImageSet
 
 _SPLITS = ("train", "test")
 
 
-def load(name: str, split: str = "train", *, root: Path | str | None = None, limit: int | None = None) -> ImageSet:
+def load(
+    name: str,
+    split: str = "train",
+    *,
+    root: Path | str | None = None,
+    limit: int | None = None,
+    download: bool = True,
+) -> ImageSet:
     """Return the "train" or "test" images of data set `name` (see `names()`).
 
-    Files are looked for in `root/name`, or, without `root`, in `$REGROW_DATA/name` and the cache; a file that
-    is missing or broken is a `DataError` that names it. `limit` keeps that many images, spread evenly.
+    Files are looked for in `root/name`, or, without `root`, in `$REGROW_DATA/name` and the cache, into which they are
+    downloaded if they are in neither and `download` allows it. A file that is missing or broken is a `DataError` that
+    names it. `limit` keeps that many images, spread evenly over the set.
 
     >>> train = load("digits", "train")
     >>> len(train), train.info.classes
@@ -23,5 +31,10 @@ def load(name: str, split: str = "train", *, root: Path | str | None = None, lim
     info = catalog.info(name)
     if split not in _SPLITS:
         raise ValueError(f"split must be one of {', '.join(_SPLITS)}, got {split!r}")
-    images = digits.load(info, split) if name == "digits" else cifar.load(info, split, root=root)
+    if name == "digits":
+        images = digits.load(info, split)
+    elif name == "fashion-mnist":
+        images = fashion.load(info, split, root=root, download=download)
+    else:
+        images = cifar.load(info, split, root=root, download=download)
     return images if limit is None else images.limit(limit)

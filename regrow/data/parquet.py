@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ import numpy as np
 import torch
 
 from regrow.data.catalog import Info
+from regrow.data.draws import Indices
 from regrow.data.errors import DataError, broken, require
 from regrow.data.files import Bytes, cached
 from regrow.data.images import ImageSet
+
+# A row number and the bytes there.
+Image = tuple[int, bytes | None]
 
 _ROWS = 1000
 
@@ -44,15 +49,11 @@ def load(info: Info, files: Sequence[Path], *, label: str, classes: tuple[str, .
     for path in files:
         with reading(path, info):
             file = require("pyarrow.parquet").ParquetFile(path)
-            _column(file.schema_arrow, (label,), path, info)
-            values = file.read(columns=[label])[label]
-            if values.null_count:
-                raise broken(path, f"{values.null_count} labels are empty", f"{info.source}.")
-            labels.append(values.to_numpy().astype(np.int64))
+            labels.append(read_labels(file, label, path, info))
             names = names or class_names(file.schema_arrow, label)
-    count = sum(map(len, labels))
-    shape = (count, info.channels, info.size, info.size)
-    images = cached(files, shape, lambda: _decode_all(info, files, shape))
+    counts = [len(values) for values in labels]
+    shape = (sum(counts), info.channels, info.size, info.size)
+    images = cached(files, shape, lambda: _decode_all(info, files, counts))
     try:
         return ImageSet(
             info=info,
@@ -76,9 +77,25 @@ def reading(path: Path, info: Info) -> Iterator[None]:
         raise broken(path, f"is not a readable parquet file ({error})", f"{info.source}.") from error
 
 
+def read_labels(file: Any, label: str, path: Path, info: Info) -> Indices:
+    """Return the column of labels of an open parquet file."""
+    _column(file.schema_arrow, (label,), path, info)
+    kind = file.schema_arrow.field(label).type
+    if not require("pyarrow").types.is_integer(kind):
+        raise broken(path, f"column {label!r} is {kind}, not integers", f"{info.source}.")
+    values = file.read(columns=[label])[label]
+    if values.null_count:
+        raise broken(path, f"{values.null_count} labels are empty", f"{info.source}.")
+    return np.asarray(values.to_numpy(), dtype=np.int64)
+
+
 def image_column(schema: Any, path: Path, info: Info) -> str:
     """Return the name of the column of encoded images."""
-    return _column(schema, ("img", "image"), path, info)
+    name = _column(schema, ("img", "image"), path, info)
+    kind = schema.field(name).type
+    if not require("pyarrow").types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+        raise broken(path, f"column {name!r} is {kind}, not a struct with the encoded 'bytes'", f"{info.source}.")
+    return name
 
 
 def class_names(schema: Any, label: str) -> tuple[str, ...] | None:
@@ -101,37 +118,42 @@ def decode(encoded: bytes | None, channels: int) -> Any:
         raise DataError(f"cannot be decoded ({error})") from error
 
 
-def _decode_all(info: Info, files: Sequence[Path], shape: tuple[int, ...]) -> Bytes:
+def _decode_all(info: Info, files: Sequence[Path], counts: Sequence[int]) -> Bytes:
     """Decode on all cores; Pillow lets go of the interpreter while it works."""
-    images = np.empty(shape, dtype=np.uint8)
+    images = np.empty((sum(counts), info.channels, info.size, info.size), dtype=np.uint8)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         first = 0
-        for path in files:
-            with reading(path, info):
-                file = require("pyarrow.parquet").ParquetFile(path)
-                column = image_column(file.schema_arrow, path, info)
-                jobs = []
-                for rows in file.iter_batches(_ROWS, columns=[column]):
-                    encoded = rows.column(0).field("bytes").to_pylist()
-                    target = images[first : first + len(encoded)]
-                    jobs.append(pool.submit(_decode_into, info, path, first, encoded, target))
-                    first += len(encoded)
-                for job in jobs:
-                    job.result()
+        for path, count in zip(files, counts, strict=True):
+            chunks = _encoded(info, path, count)
+            targets = np.split(images[first : first + count], np.cumsum([len(chunk) for chunk in chunks])[:-1])
+            for _ in pool.map(partial(_decode_into, info, path), chunks, targets):
+                pass
+            first += count
     return images
 
 
-def _decode_into(info: Info, path: Path, first: int, encoded: list[bytes | None], target: Bytes) -> None:
-    for row, image in enumerate(encoded):
+def _encoded(info: Info, path: Path, count: int) -> list[list[Image]]:
+    """Return the `count` encoded images of a file in lists of a handy length."""
+    with reading(path, info):
+        file = require("pyarrow.parquet").ParquetFile(path)
+        column = image_column(file.schema_arrow, path, info)
+        rows = file.read(columns=[column])[column].combine_chunks().field("bytes").to_pylist()
+    if len(rows) != count:
+        raise broken(path, f"has {len(rows)} images but {count} labels", f"{info.source}.")
+    return [list(enumerate(rows[i : i + _ROWS], start=i)) for i in range(0, count, _ROWS)]
+
+
+def _decode_into(info: Info, path: Path, chunk: list[Image], target: Bytes) -> None:
+    for place, (row, encoded) in enumerate(chunk):
         try:
-            picture = decode(image, info.channels)
+            picture = decode(encoded, info.channels)
         except DataError as error:
-            raise broken(path, f"image {first + row} {error}", f"{info.source}.") from error
+            raise broken(path, f"image {row} {error}", f"{info.source}.") from error
         if picture.size != (info.size, info.size):
-            why = f"image {first + row} has {picture.size} pixels, not {(info.size, info.size)}"
+            why = f"image {row} has {picture.size} pixels, not {(info.size, info.size)}"
             raise broken(path, why, f"{info.source}.")
         pixels = np.asarray(picture).reshape(info.size, info.size, info.channels)
-        target[row] = pixels.transpose(2, 0, 1)
+        target[place] = pixels.transpose(2, 0, 1)
 
 
 def _column(schema: Any, wanted: tuple[str, ...], path: Path, info: Info) -> str:

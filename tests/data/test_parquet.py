@@ -140,6 +140,17 @@ def test_a_table_of_something_else_is_met_with_the_columns_it_has(tmp_path):
         load("cifar10", "test", root=tmp_path)
 
 
+def test_columns_of_another_kind_are_named_with_it(tmp_path):
+    path = tmp_path / "cifar10/test.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table({"img": [{"bytes": b""}], "label": ["cat"]}), path)
+    with pytest.raises(DataError, match=r"test.parquet: column 'label' is string, not integers"):
+        load("cifar10", "test", root=tmp_path)
+    pq.write_table(pa.table({"img": [b""], "label": [3]}), path)
+    with pytest.raises(DataError, match=r"test.parquet: column 'img' is binary, not a struct"):
+        load("cifar10", "test", root=tmp_path)
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_refused_but_nothing_else(tmp_path, data):
