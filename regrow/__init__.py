@@ -1,6 +1,8 @@
 """Train sparse neural networks in one pass, and take them to small files and fast inference."""
 
 from regrow.core import Constant, Cubic, Masks, Memory, Pruner, Stats
+from regrow.deploy.container import FormatError
+from regrow.deploy.pack import load, save
 from regrow.methods import DPF, Dense, Fixed, Incremental, OneShot
 from regrow.version import __version__
 
@@ -10,6 +12,7 @@ __all__ = [
     "Cubic",
     "Dense",
     "Fixed",
+    "FormatError",
     "Incremental",
     "Masks",
     "Memory",
@@ -17,4 +20,6 @@ __all__ = [
     "Pruner",
     "Stats",
     "__version__",
+    "load",
+    "save",
 ]

@@ -1,0 +1,68 @@
+"""Whole numbers of a few bits each, as bytes and back: what the packed file is made of."""
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]
+
+SYMBOL_BITS = (0, 1, 2, 4, 8)
+
+
+def field_bytes(count: int, width: int) -> int:
+    """The bytes that `count` numbers of `width` bits take."""
+    return count * (width // 8) + width % 8 * ((count + 7) // 8)
+
+
+def pack_fields(values: Words, width: int) -> Bytes:
+    """Write numbers below `2**width`: their whole low bytes first, then each bit that is left as a plane."""
+    whole = width // 8
+    low = np.ascontiguousarray(values, dtype="<u8").view(np.uint8).reshape(-1, 8)[:, :whole]
+    planes = [np.packbits((values >> np.uint64(bit)).astype(np.uint8) & 1) for bit in range(8 * whole, width)]
+    return np.concatenate([low.ravel(), *planes])
+
+
+def unpack_fields(data: Bytes, count: int, width: int) -> Words:
+    """Read back what `pack_fields` wrote; `data` has exactly `field_bytes(count, width)` bytes."""
+    whole = width // 8
+    words = np.zeros((count, 8), np.uint8)
+    words[:, :whole] = data[: count * whole].reshape(count, whole)
+    planes = data[count * whole :].reshape(width % 8, -1) if width % 8 else ()
+    for bit, plane in enumerate(planes):
+        words[:, whole] |= np.unpackbits(plane, count=count) << np.uint8(bit)
+    return words.view("<u8").ravel()
+
+
+def symbol_bits(levels: int) -> int:
+    """The fewest bits that tell `levels` symbols apart, of those that fill a byte evenly."""
+    return next(bits for bits in SYMBOL_BITS if levels <= 1 << bits)
+
+
+def symbol_bytes(count: int, bits: int) -> int:
+    """The bytes that `count` symbols of `bits` bits take before they are deflated."""
+    return (count * bits + 7) // 8
+
+
+def pack_symbols(symbols: Bytes, bits: int) -> Bytes:
+    """Put neighbouring symbols into one byte.
+
+    Deflate spends at least one bit on a byte, while an exponent often holds less than one: with several of
+    them in each byte, the Huffman code comes within a few hundredths of a bit of the entropy.
+    """
+    if bits in (0, 8):
+        return symbols if bits else symbols[:0]
+    per_byte = 8 // bits
+    padded = np.zeros(symbol_bytes(len(symbols), bits) * per_byte, np.uint8)
+    padded[: len(symbols)] = symbols
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    packed: Bytes = np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1)
+    return packed
+
+
+def unpack_symbols(data: Bytes, count: int, bits: int) -> Bytes:
+    """Read back what `pack_symbols` wrote."""
+    if bits == 0:
+        return np.zeros(count, np.uint8)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    mask = np.uint8((1 << bits) - 1)
+    return ((data[:, None] >> shifts) & mask).ravel()[:count]

@@ -1,0 +1,87 @@
+"""Model files on disk: written atomically, opened through safetensors, refused with one clear exception."""
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+RUN_MODEL = "model.safetensors"
+"""The file in a run folder that holds the trained model."""
+
+
+PACKED = "regrow."
+"""How the names of the tensors in a packed file start, so that none is mistaken for a tensor of a model."""
+
+
+class FormatError(ValueError):
+    """A model file is damaged, hostile or not what it says; the message names it and what is wrong."""
+
+
+def locate(path: str | Path) -> Path:
+    """The file that `path` means: itself, or the model inside a run folder."""
+    path = Path(path)
+    found = path / RUN_MODEL if path.is_dir() else path
+    if not found.is_file():
+        what = f"{path} has no {RUN_MODEL}" if path.is_dir() else f"{path} does not exist"
+        raise FileNotFoundError(f"{what}. Give a model file or the folder of a finished run.")
+    return found
+
+
+def write_atomically(path: str | Path, data: bytes) -> None:
+    """Replace `path` by `data`: a crash at any moment leaves the old file or the new one, never a part."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with partial.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(folder: Path) -> None:
+    """Make the renaming itself survive a power cut, where the system can open folders."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def safetensors(framework: str) -> Any:
+    """The functions of safetensors for `framework` ("numpy" or "torch"), which is an optional dependency."""
+    try:
+        return import_module(f"safetensors.{framework}")
+    except ImportError:
+        raise ImportError('model files need safetensors: pip install "regrow[cli]"') from None
+
+
+def read_json(text: str, path: Path) -> Any:
+    """A JSON value from the metadata of a file."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: its metadata cannot be read: {error}.") from None
+
+
+@contextmanager
+def opened(path: Path, framework: str) -> Iterator[Any]:
+    """A safetensors file, opened for "numpy" or "torch"; what the parser refuses is a `FormatError`."""
+    module = safetensors(framework)
+    from safetensors import SafetensorError
+
+    try:
+        with module.safe_open(path, framework=framework) as file:
+            yield file
+    except SafetensorError as error:
+        raise FormatError(f"{path} is not a safetensors file, or a damaged one: {error}.") from None

@@ -1,0 +1,264 @@
+"""Damaged files and files made to harm: each is refused by one clear error."""
+
+import json
+import pickle
+import struct
+import tracemalloc
+import zlib
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save as save_safetensors
+from sparse_models import pruned
+
+from regrow.deploy import pack
+from regrow.deploy.container import FormatError
+from regrow.deploy.files import save_model
+
+MEBIBYTE = 1 << 20
+NAMES = ("regrow.index", "regrow.codes")
+
+
+@cache
+def packed(dtype: str = "fp32") -> bytes:
+    """A small packed file."""
+    torch.manual_seed(1)
+    state = {
+        "conv.weight": torch.where(torch.rand(6, 4, 3, 3) < 0.2, torch.randn(6, 4, 3, 3), 0.0),
+        "fc.weight": torch.where(torch.rand(5, 6) < 0.8, torch.randn(5, 6), 0.0),
+        "fc.bias": torch.randn(5),
+        "steps": torch.tensor(1234),
+    }
+    with TemporaryDirectory() as folder:
+        pack.save(state, Path(folder, "x.regrow"), dtype=dtype)
+        return Path(folder, "x.regrow").read_bytes()
+
+
+def opened(data: bytes) -> tuple[dict[str, Any], list[Any], bytes]:
+    """The header, the rows of the index and the codes of a packed file."""
+    length = struct.unpack("<Q", data[:8])[0]
+    outer = json.loads(data[8 : 8 + length])
+    body = data[8 + length :]
+    index, codes = (body[slice(*outer[name]["data_offsets"])] for name in NAMES)
+    return json.loads(outer["__metadata__"]["regrow"]), json.loads(zlib.decompress(index, -15)), codes
+
+
+def write(path: Path, header: Any, rows: Any, codes: bytes) -> None:
+    """A packed file with a right checksum, whatever it says."""
+    text = json.dumps(rows).encode()
+    coder = zlib.compressobj(9, zlib.DEFLATED, -15)
+    planes = (coder.compress(text) + coder.flush(), codes)
+    arrays = {name: np.frombuffer(plane, np.uint8) for name, plane in zip(NAMES, planes, strict=True)}
+    path.write_bytes(pack.seal({k: v for k, v in header.items() if k != "checksum"}, arrays))
+
+
+def refusal(path: Path, memory: int = 16 * MEBIBYTE) -> str:
+    """What `load` says about a file that it must refuse, without taking memory for it."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError) as refused:
+            pack.load(path)
+        assert tracemalloc.get_traced_memory()[1] < memory
+    finally:
+        tracemalloc.stop()
+    assert str(path) in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_file_cut_at_any_length_is_refused(tmp_path):
+    whole = packed()
+    path = tmp_path / "cut.regrow"
+
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(FormatError, match=r"cut\.regrow"):
+            pack.load(path)
+
+
+@given(position=st.integers(0), bit=st.integers(0, 7))
+@settings(max_examples=400, deadline=None)
+def test_a_flipped_bit_never_changes_a_tensor(position, bit, tmp_path_factory):
+    path = tmp_path_factory.mktemp("pack") / "x.regrow"
+    path.write_bytes(packed())
+    expected = pack.load(path)
+    data = bytearray(packed())
+    data[position % len(data)] ^= 1 << bit
+    path.write_bytes(data)
+
+    try:
+        loaded = pack.load(path)
+    except FormatError:
+        return
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+numbers = st.one_of(st.integers(-3, 300), st.sampled_from([2**31, 2**40, 2**63, 10**30, -(2**63)]))
+values = st.recursive(
+    st.one_of(
+        numbers,
+        st.none(),
+        st.booleans(),
+        st.floats(),
+        st.text(max_size=3),
+        st.sampled_from(["float16", "float32 as int8"]),
+    ),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@given(data=st.data(), dtype=st.sampled_from(["fp32", "fp16", "int8"]))
+@settings(max_examples=300, deadline=None)
+def test_an_index_that_lies_is_refused_or_gives_the_shapes_that_it_says(data, dtype, tmp_path_factory):
+    path = tmp_path_factory.mktemp("pack") / "x.regrow"
+    header, rows, codes = opened(packed(dtype))
+    row = rows[data.draw(st.integers(0, len(rows) - 1))]
+    field = data.draw(st.integers(0, len(row) - 1))
+    if isinstance(row[field], list) and row[field] and data.draw(st.booleans()):
+        row[field][data.draw(st.integers(0, len(row[field]) - 1))] = data.draw(numbers)
+    else:
+        row[field] = data.draw(values)
+    write(path, header, rows, codes)
+
+    try:
+        loaded = pack.load(path)
+    except FormatError:
+        return
+    assert [list(tensor.shape) for tensor in loaded.values()] == [row[2] for row in rows]
+
+
+@given(codes=st.binary(max_size=400))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_in_place_of_the_codes_are_refused_or_decoded_to_the_shapes(codes, tmp_path_factory):
+    path = tmp_path_factory.mktemp("pack") / "x.regrow"
+    header, rows, _ = opened(packed())
+    write(path, header, rows, codes)
+
+    try:
+        loaded = pack.load(path)
+    except FormatError:
+        return
+    assert [list(tensor.shape) for tensor in loaded.values()] == [row[2] for row in rows]
+
+
+def test_a_few_bytes_that_promise_a_terabyte_are_refused_before_memory_is_taken(tmp_path):
+    path = tmp_path / "x.regrow"
+    coder = zlib.compressobj(9, zlib.DEFLATED, -15)
+    rows = [["w", "float32", [10**6, 10**6], [0, 0, 0, 0]]]
+    write(path, {"version": 1, "dtype": "fp32", "architecture": None}, rows, coder.flush())
+
+    assert "its tensors would take 4,000,000,000,000 bytes" in refusal(path)
+
+
+def test_the_bound_on_memory_can_be_chosen(tmp_path):
+    pack.save({"w": torch.zeros(1000, 1000)}, tmp_path / "x.regrow")
+
+    assert pack.load(tmp_path / "x.regrow", max_bytes=4_000_000)["w"].shape == (1000, 1000)
+    with pytest.raises(FormatError, match="pass max_bytes=4000000"):
+        pack.load(tmp_path / "x.regrow", max_bytes=3_999_999)
+
+
+def test_a_deflate_bomb_is_refused_before_it_unfolds(tmp_path):
+    path = tmp_path / "x.regrow"
+    bomb = zlib.compressobj(9, zlib.DEFLATED, -15)
+    plane = np.frombuffer(bomb.compress(b" " * (256 << 20)) + bomb.flush(), np.uint8)
+    path.write_bytes(pack.seal({"version": 1}, dict.fromkeys(NAMES, plane)))
+
+    assert "its index cannot be read: a deflate stream is longer than" in refusal(path, 64 * MEBIBYTE)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet999999998", {}, "more layers than"),
+        ("resnet8", {"width": 2**62}, "cannot be built"),
+        ("resnet8", {"width": "wide"}, "cannot be built"),
+        ("resnet8", {"wings": 2}, "no option 'wings'"),
+        ("os.system", {}, "unknown network"),
+        ("resnet14", {}, "is missing"),
+        ("resnet8", {"width": 8}, "instead of"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["packed", "plain"])
+def test_an_architecture_that_is_not_the_files_is_refused(name, options, message, kind, tmp_path):
+    model = pruned("resnet8", 0.9)
+    architecture = {"name": name, "options": options}
+    path = tmp_path / "x.regrow"
+    if kind == "packed":
+        pack.save(model, path)
+        header, rows, codes = opened(path.read_bytes())
+        write(path, header | {"architecture": architecture}, rows, codes)
+    else:
+        state = {key: value.numpy() for key, value in model.state_dict().items()}
+        path.write_bytes(save_safetensors(state, {"architecture": json.dumps(architecture)}))
+
+    assert message in refusal(path)
+
+
+@pytest.mark.parametrize("architecture", ["", "[]", "{}", '{"name": 1, "options": {}}', "[" * 100_000])
+def test_a_plain_file_with_a_broken_architecture_is_refused(architecture, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(save_safetensors({"w": np.zeros(3)}, {"architecture": architecture}))
+
+    refusal(path)
+
+
+def test_a_file_of_another_version_or_without_its_parts_is_refused(tmp_path):
+    path = tmp_path / "x.regrow"
+    header, rows, codes = opened(packed())
+    write(path, header | {"version": 2}, rows, codes)
+    assert "is of version 2 of the packed format; regrow reads 1" in refusal(path)
+
+    path.write_bytes(save_safetensors({"regrow.index": np.zeros(3, np.uint8)}, {"regrow": '{"version": 1}'}))
+    assert "does not hold the byte tensors regrow.index and regrow.codes" in refusal(path)
+
+
+def test_a_packed_file_without_its_header_is_not_taken_for_a_plain_one(tmp_path):
+    path = tmp_path / "x.regrow"
+    path.write_bytes(packed().replace(b'"regrow":"{', b'"retrow":"{'))
+
+    assert "it is a packed file, or what is left of one" in refusal(path)
+
+
+def test_a_tensor_named_twice_is_refused(tmp_path):
+    pack.save({"a": torch.ones(3), "b": torch.ones(3)}, tmp_path / "x.regrow")
+    header, rows, codes = opened((tmp_path / "x.regrow").read_bytes())
+    rows[1][0] = "a"
+    write(tmp_path / "x.regrow", header, rows, codes)
+
+    assert "names a tensor twice" in refusal(tmp_path / "x.regrow")
+
+
+class _Trap:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("trap-was-sprung"),))
+
+
+def test_a_pickle_is_refused_and_not_executed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, write_pickle in (
+        ("a.regrow", lambda f: pickle.dump(_Trap(), f)),
+        ("b.pt", lambda f: torch.save(_Trap(), f)),
+    ):
+        with (tmp_path / name).open("wb") as file:
+            write_pickle(file)
+        assert "not a safetensors file" in refusal(tmp_path / name)
+
+    assert not (tmp_path / "trap-was-sprung").exists()
+
+
+def test_a_damaged_run_folder_is_refused_by_the_name_of_its_file(tmp_path):
+    save_model(pruned("resnet8", 0.9), tmp_path / "model.safetensors")
+    data = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(data[:-1])
+
+    with pytest.raises(FormatError, match=r"model\.safetensors is not a safetensors file, or a damaged one"):
+        pack.load(tmp_path)
