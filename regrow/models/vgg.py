@@ -12,8 +12,7 @@ _STAGES = ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8))
 class VGG16(Network):
     """Thirteen 3x3 convolutions with batch norm, a max-pool after each stage, and one classifier.
 
-    The two hidden linear layers of 4096 units, made for 224 pixels, are left out, as is usual on CIFAR. (The VGG-D of
-    the SNIP and Sparse Momentum code keeps two of 512 units, 0.5 M of its 15.2 M parameters.)
+    The two hidden linear layers of 4096 units, made for 224 pixels, are left out, as is usual on CIFAR.
     """
 
     def __init__(self, *, classes: int = 10, channels: int = 3, width: int = 64) -> None:
