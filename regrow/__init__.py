@@ -3,6 +3,7 @@
 from regrow.core import Constant, Cubic, Masks, Memory, Pruner, Stats
 from regrow.deploy.container import FormatError
 from regrow.deploy.pack import load, save
+from regrow.deploy.shrink import ShrinkReport, shrink, shrink_report
 from regrow.methods import DPF, Dense, Fixed, Incremental, OneShot
 from regrow.version import __version__
 
@@ -18,8 +19,11 @@ __all__ = [
     "Memory",
     "OneShot",
     "Pruner",
+    "ShrinkReport",
     "Stats",
     "__version__",
     "load",
     "save",
+    "shrink",
+    "shrink_report",
 ]

@@ -1,5 +1,0 @@
-"""`python -m regrow` is the command line."""
-
-from regrow.cli import main
-
-main()
