@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from regrow.core.select import NotANumberError, Reduce, prune_smallest
@@ -31,29 +30,28 @@ class Budget:
     def keep_top(self, scores: Mapping[str, Tensor], sparsity: float) -> Iterator[tuple[str, Tensor]]:
         """Yield the mask of each tensor of scores; in each pool the share `sparsity` of least magnitude is pruned."""
         names = list(scores)
-        pools = [names] if self.scope == "global" else [[name] for name in names]
-        for pool in pools:
-            guarded = [self._guard(name, scores[name]) for name in pool]
-            total = sum(score.numel() for score in guarded)
+        for pool in [names] if self.scope == "global" else [[name] for name in names]:
+            total = sum(scores[name].numel() for name in pool)
             count = round(total * sparsity)
-            spared = sum(min(self.floor, score.numel()) for score in guarded)
+            spared = sum(min(self.floor, scores[name].numel()) for name in pool)
             if count > total - spared:
                 raise ValueError(
                     f"sparsity {sparsity:g} prunes {count:,} of {total:,} units, but floor={self.floor} protects "
                     f"{spared:,} of them: lower the floor or the sparsity"
                 )
             try:
-                yield from zip(pool, prune_smallest(guarded, count, reduce=self.reduce), strict=True)
+                yield from zip(pool, self._prune([scores[name] for name in pool], count), strict=True)
             except NotANumberError as error:
                 raise ValueError(
                     f"{pool[error.index]} holds NaN, which has no place in an order of magnitudes: "
                     "training has diverged (lower the learning rate, or go back to the last good checkpoint)"
                 ) from None
 
-    def _guard(self, name: str, score: Tensor) -> Tensor:
+    def _prune(self, scores: list[Tensor], count: int) -> Iterator[Tensor]:
         if not self.floor:
-            return score
-        if self.floor >= score.numel():
-            return torch.full_like(score, torch.inf)
-        [top] = prune_smallest([score], score.numel() - self.floor)
-        return score.masked_fill(top, torch.inf)
+            yield from prune_smallest(scores, count, reduce=self.reduce)
+            return
+        tops = [next(prune_smallest([score], max(score.numel() - self.floor, 0))) for score in scores]
+        rest = [score[~top] for score, top in zip(scores, tops, strict=True)]
+        for top, keep in zip(tops, prune_smallest(rest, count, reduce=self.reduce), strict=True):
+            yield top.masked_scatter(~top, keep)

@@ -121,11 +121,11 @@ def _bracket(scores: Sequence[Tensor], count: int, dtype: torch.dtype) -> tuple[
     first, last = (int(count / total * len(sample) + sign * slack) for sign in (-1, 1))
     low = int(sample[first]) if first > 0 else 0
     high = int(sample[last]) if last < len(sample) else _infinity(dtype)
-    below, inside, kept = 0, [], 0
+    infinity, below, inside, kept = _infinity(dtype), 0, [], 0
     scratch = np.empty(_CHUNK, dtype=sample.dtype)
     for index, score in enumerate(scores):
         for keys in _numpy_chunks(score, dtype, scratch):
-            if keys.max() > _infinity(dtype):
+            if len(keys) and keys.max() > infinity:
                 raise NotANumberError(index)
             np.subtract(keys, low, out=keys)
             # Below `low` the difference is negative, which is huge when read as unsigned: one comparison for two.

@@ -1,0 +1,77 @@
+"""Two gloo processes: the same masks without communication, and disagreement found at the first step."""
+
+import os
+import socket
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import regrow
+from tests.core.nets import batches, sgd, small_cnn, train
+
+
+def run_on_two(job, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(_worker, args=(job, port, str(tmp_path)), nprocs=2)
+    return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def _worker(rank, job, port, folder):
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    torch.save(job(rank), f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train_under_ddp(rank):
+    model = DistributedDataParallel(small_cnn(seed=rank))
+    optimizer = sgd(model)
+    pruner = regrow.DPF(model, optimizer, sparsity=regrow.Cubic(0.9, end=20, initial=0.3), every=4)
+    train(model, optimizer, batches(30, seed=rank))
+    return {**pruner.state_dict(), "model": model.module.state_dict()}
+
+
+def test_ranks_choose_the_same_masks_without_communication(tmp_path):
+    first, second = run_on_two(train_under_ddp, tmp_path)
+    assert list(first["masks"]) == ["0.weight", "3.weight", "6.weight"]
+    assert all(torch.equal(first["masks"][name], second["masks"][name]) for name in first["masks"])
+    assert all(torch.equal(first["error"][name], second["error"][name]) for name in first["error"])
+    assert torch.equal(first["model"]["0.weight"], second["model"]["0.weight"])
+
+
+def attach_before_ddp(rank):
+    model = small_cnn(seed=rank)
+    optimizer = sgd(model)
+    regrow.DPF(model, optimizer, sparsity=0.5)
+    parallel = DistributedDataParallel(model)
+    warnings.simplefilter("ignore")  # rank 1 also notices that its weights were overwritten
+    with pytest.raises(RuntimeError, match="Attach the pruner after DistributedDataParallel") as caught:
+        train(parallel, optimizer, batches(2))
+    return str(caught.value)
+
+
+def test_ranks_that_were_initialised_differently_are_told_at_the_first_step(tmp_path):
+    assert "different masks" in run_on_two(attach_before_ddp, tmp_path)[1]
+
+
+def attach_alone(rank):
+    model = nn.Sequential(nn.Linear(4 + rank, 3), nn.Linear(3, 2))
+    optimizer = sgd(model)
+    alone = [dist.new_group([0]), dist.new_group([1])][rank]
+    pruner = regrow.DPF(model, optimizer, sparsity=0.5, group=alone)
+    model(torch.randn(2, 4 + rank)).sum().backward()
+    optimizer.step()
+    return pruner.step
+
+
+def test_ranks_that_train_different_models_say_so_with_a_group(tmp_path):
+    assert run_on_two(attach_alone, tmp_path) == [1, 1]

@@ -1,0 +1,239 @@
+"""A pruner's life: what it tells, freezing, detaching, saving, resuming."""
+
+import copy
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import regrow
+from tests.core.nets import batches, sgd, small_cnn, train
+
+
+@pytest.fixture
+def trained():
+    model = small_cnn()
+    optimizer = sgd(model)
+    pruner = regrow.DPF(model, optimizer, sparsity=regrow.Cubic(0.8, end=40), every=4)
+    train(model, optimizer, batches(30))
+    return model, optimizer, pruner
+
+
+def test_stats_tell_what_is_there(trained):
+    model, _, pruner = trained
+    stats = pruner.stats()
+    weights = {name: p for name, p in model.named_parameters() if name in pruner.masks}
+    zeros = {name: float((p == 0).float().mean()) for name, p in weights.items()}
+    assert stats.step == 30
+    assert stats.requested == pruner.schedule(28)
+    assert stats.layers == pytest.approx(zeros)
+    assert stats.sparsity == pruner.sparsity == pytest.approx(stats.requested, abs=1e-3)
+    with pruner.dense():
+        whole = {name: p.detach().clone() for name, p in weights.items()}
+    error = sum(float(((whole[name] - p.detach()) ** 2).sum()) for name, p in weights.items())
+    assert stats.delta == pytest.approx(error / sum(float((w**2).sum()) for w in whole.values()), rel=1e-5)
+    assert stats.flips > 0
+    assert stats.collapsed == ()
+
+
+def test_flips_count_the_mask_elements_that_changed(trained):
+    model, optimizer, pruner = trained
+    before = pruner.masks.clone()
+    train(model, optimizer, batches(3, seed=9))
+    changed = sum(int((before[name] != mask).sum()) for name, mask in pruner.masks.items())
+    assert pruner.stats().flips == changed > 0
+
+
+def test_the_state_dicts_of_model_and_optimizer_keep_their_ordinary_keys(trained):
+    model, optimizer, _ = trained
+    plain = small_cnn()
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert set(optimizer.state_dict()["state"][0]) == {"momentum_buffer"}
+
+
+def test_the_parameters_keep_their_storage(trained):
+    model, optimizer, _ = trained
+    addresses = [p.data_ptr() for p in model.parameters()]
+    train(model, optimizer, batches(10))
+    assert [p.data_ptr() for p in model.parameters()] == addresses
+
+
+def test_dense_shows_the_dense_weights_for_a_while(trained):
+    model, _, pruner = trained
+    pruned = copy.deepcopy(model.state_dict())
+    with pruner.dense():
+        assert int((model[0].weight == 0).sum()) == 0
+    assert all(torch.equal(pruned[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_freezing_fixes_the_mask_and_forgets_what_was_pruned(trained):
+    model, optimizer, pruner = trained
+    pruner.freeze()
+    masks = pruner.masks.clone()
+    train(model, optimizer, batches(40))
+    assert all(torch.equal(masks[name], mask) for name, mask in pruner.masks.items())
+    assert all(int(p[~masks[name]].count_nonzero()) == 0 for name, p in model.named_parameters() if name in masks)
+    assert pruner.stats().delta == 0
+
+
+def test_detaching_leaves_the_pruned_model_and_an_ordinary_optimizer(trained):
+    model, optimizer, pruner = trained
+    pruned = copy.deepcopy(model.state_dict())
+    pruner.detach()
+    assert all(torch.equal(pruned[name], tensor) for name, tensor in model.state_dict().items())
+    train(model, optimizer, batches(3))
+    assert int((model[0].weight == 0).sum()) == 0
+    assert pruner.step == 30
+    regrow.DPF(model, optimizer, sparsity=0.5)
+
+
+def test_fixed_masks_serve_a_new_optimizer(trained):
+    model, _, pruner = trained
+    pruner.detach()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=0.1)
+    fixed = regrow.Fixed(model, optimizer, pruner.masks)
+    train(model, optimizer, batches(20))
+    assert fixed.sparsity == pruner.sparsity
+    for name, p in model.named_parameters():
+        if name in fixed.masks:
+            assert torch.equal(p != 0, fixed.masks[name])
+
+
+def test_fixed_masks_must_fit():
+    model = small_cnn()
+    with pytest.raises(ValueError, match=r"mask of 0\.weight has shape \(2, 2\), the weight has \(8, 1, 3, 3\)"):
+        regrow.Fixed(model, sgd(model), {"0.weight": torch.ones(2, 2, dtype=torch.bool)})
+    with pytest.raises(TypeError, match=r"mask of 0\.weight must be a boolean tensor.*torch\.float32"):
+        regrow.Fixed(model, sgd(model), {"0.weight": torch.ones(8, 1, 3, 3)})
+    with pytest.raises(ValueError, match=r"no weight matches target '1\.wieght'"):
+        regrow.Fixed(model, sgd(model), {"1.wieght": torch.ones(8, dtype=torch.bool)})
+    assert int((model[0].weight == 0).sum()) == 0
+
+
+def test_apply_to_masks_an_average_that_is_no_longer_sparse(trained):
+    model, optimizer, pruner = trained
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    for _ in range(3):
+        train(model, optimizer, batches(8))
+        average.update_parameters(model)
+    assert float((average.module[3].weight == 0).float().mean()) < pruner.stats().layers["3.weight"]
+    pruner.apply_to(average)
+    assert float((average.module[3].weight == 0).float().mean()) == pytest.approx(pruner.stats().layers["3.weight"])
+    with pytest.raises(ValueError, match=r"0\.weight of shape \(8, 1, 3, 3\), it has \(5, 3\)"):
+        pruner.apply_to(nn.Sequential(nn.Linear(3, 5)))
+
+
+def test_a_collapsed_layer_is_warned_about_once_and_listed():
+    model = small_cnn()
+    with torch.no_grad():
+        model[0].weight.mul_(1e-6)
+    optimizer = sgd(model, lr=1e-6)
+    with pytest.warns(UserWarning, match=r"all of 0\.weight is pruned at step 0.*floor=1"):
+        pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=1)
+    train(model, optimizer, batches(3))  # warnings are errors here: a second one would fail the test
+    assert pruner.stats().collapsed == ("0.weight",)
+    guarded = small_cnn()
+    with torch.no_grad():
+        guarded[0].weight.mul_(1e-6)
+    assert regrow.DPF(guarded, sgd(guarded), sparsity=0.5, floor=2).stats().collapsed == ()
+
+
+SAVE = """
+import sys, torch, regrow
+from tests.core.nets import *
+make = {"sgd": sgd, "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=2e-3)}[sys.argv[2]]
+model = small_cnn(); optimizer = make(model)
+pruner = regrow.DPF(model, optimizer, sparsity=regrow.Cubic(0.9, end=30), every=4)
+state = torch.load(sys.argv[1], weights_only=True)
+model.load_state_dict(state["model"]); optimizer.load_state_dict(state["optimizer"])
+pruner.load_state_dict(state["pruner"])
+train(model, optimizer, batches(40), start=state["pruner"]["step"])
+torch.save({"model": model.state_dict(), "pruner": pruner.state_dict()}, sys.argv[1] + ".end")
+"""
+
+
+@pytest.mark.parametrize(("kind", "stop"), [("sgd", 0), ("sgd", 16), ("adamw", 13)])
+def test_a_run_resumed_in_a_new_process_ends_where_the_uninterrupted_one_does(tmp_path, kind, stop):
+    make = {"sgd": sgd, "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=2e-3)}[kind]
+    model = small_cnn()
+    optimizer = make(model)
+    pruner = regrow.DPF(model, optimizer, sparsity=regrow.Cubic(0.9, end=30), every=4)
+    data = list(batches(40))
+    train(model, optimizer, iter(data[:stop]))
+    path = tmp_path / "state"
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "pruner": pruner.state_dict()}
+    torch.save(state, path)
+    train(model, optimizer, iter(data), start=stop)
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", SAVE, str(path), kind], check=True, cwd=root)
+    resumed = torch.load(f"{path}.end", weights_only=True)
+    assert all(torch.equal(resumed["model"][name], tensor) for name, tensor in model.state_dict().items())
+    mine = pruner.state_dict()
+    assert all(torch.equal(resumed["pruner"]["error"][name], mine["error"][name]) for name in mine["error"])
+
+
+def test_a_frozen_pruner_resumes_frozen(trained):
+    model, _, pruner = trained
+    pruner.freeze()
+    model_state, state = copy.deepcopy(model.state_dict()), pruner.state_dict()
+    other = small_cnn(5)
+    other.load_state_dict(model_state)
+    again = regrow.DPF(other, sgd(other), sparsity=regrow.Cubic(0.8, end=40), every=4)
+    again.load_state_dict(state)
+    train(other, again.optimizer, batches(8))
+    assert again.stats().delta == 0
+    assert again.sparsity == pruner.sparsity
+
+
+def test_loading_a_state_that_does_not_fit_says_which_tensor_and_changes_nothing(trained):
+    _, _, pruner = trained
+    state = pruner.state_dict()
+    other = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(3, 3))
+    mine = regrow.DPF(other, sgd(other), sparsity=regrow.Cubic(0.8, end=40), every=4)
+    with pytest.raises(ValueError, match=r"0\.weight has shape \[4, 1, 3, 3\], in the saved state \[8, 1, 3, 3\]"):
+        mine.load_state_dict(state)
+    with pytest.raises(ValueError, match="every=4, this pruner has every=5"):
+        _dpf(every=5).load_state_dict(state)
+    with pytest.raises(ValueError, match="schedule='Cubic"):
+        _dpf(sparsity=0.5).load_state_dict(state)
+    fresh = _dpf()
+    with pytest.raises(ValueError, match=r"0\.weight has weights where the saved mask has none: load the model's"):
+        fresh.load_state_dict(state)
+    assert fresh.step == 0
+    broken = copy.deepcopy(state)
+    broken["masks"]["0.weight"] = broken["masks"]["0.weight"][:-1]
+    with pytest.raises(ValueError, match=r"packed mask of 0\.weight has 8 values.*needs 9"):
+        pruner.load_state_dict(broken)
+    broken = copy.deepcopy(state)
+    broken["error"]["3.weight"] = broken["error"]["3.weight"][:-1]
+    with pytest.raises(ValueError, match=r"saved error of 3\.weight"):
+        pruner.load_state_dict(broken)
+
+
+def _dpf(**options):
+    model = small_cnn()
+    return regrow.DPF(model, sgd(model), **({"sparsity": regrow.Cubic(0.8, end=40), "every": 4} | options))
+
+
+def test_the_state_is_small_and_loads_without_executing_code(trained):
+    _, _, pruner = trained
+    stream = io.BytesIO()
+    torch.save(pruner.state_dict(), stream)
+    stream.seek(0)
+    state = torch.load(stream, weights_only=True)
+    assert sum(bits.numel() for bits in state["masks"].values()) <= pruner.masks.total // 8 + len(pruner.masks)
+    assert sum(values.numel() for values in state["error"].values()) == pruner.masks.total - pruner.masks.kept
+
+
+def test_masks_are_a_validated_mapping(trained):
+    _, _, pruner = trained
+    masks = pruner.masks
+    assert set(masks) == {"0.weight", "3.weight", "6.weight"}
+    assert masks.kept == sum(int(mask.sum()) for mask in masks.values())
+    assert repr(masks) == f"Masks(3 tensors, {masks.kept:,} of {masks.total:,} kept)"
+    with pytest.raises(TypeError, match=r"torch\.uint8"):
+        regrow.Masks({"a": torch.ones(2, dtype=torch.uint8)})
