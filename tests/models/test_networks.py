@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from regrow.models import build, names
+from regrow.models import build
 
 SHAPES = {"digits": (1, 8), "fashion-mnist": (1, 28), "cifar": (3, 32), "imagenet": (3, 64)}
 
@@ -52,8 +52,8 @@ def test_the_small_network_has_the_calibrated_23_184_conv_weights_on_digits() ->
 
 
 @pytest.mark.parametrize("data", SHAPES)
-@pytest.mark.parametrize("name", names())
-def test_every_network_runs_on_every_image_size(name: str, data: str) -> None:
+@pytest.mark.parametrize("name", ["resnet8", "wrn10-2", "vgg16", "densenet40", "small", "resnet18", "resnet50"])
+def test_every_family_runs_on_every_image_size(name: str, data: str) -> None:
     channels, size = SHAPES[data]
     with torch.device("meta"):
         network = build(name, classes=7, channels=channels, size=size)

@@ -1,0 +1,5 @@
+"""`python -m regrow` is the command line."""
+
+from regrow.cli import main
+
+main()

@@ -1,0 +1,99 @@
+"""`regrow train`: a recipe in, a run folder out."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from regrow.train.catalog import load_recipe
+from regrow.train.config import Recipe
+
+
+class Fields(Recipe):
+    """A recipe whose values are checked by us, not while the command line is parsed: the error reads better."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+def unchecked(recipe: Recipe) -> Fields:
+    """Return the fields of `recipe`."""
+    return Fields(**dataclasses.asdict(recipe))
+
+
+def default_recipe(arguments: Sequence[str]) -> Recipe:
+    """Return the recipe that `regrow train` is asked for, so that its values are the defaults of the options."""
+    if arguments and not arguments[0].startswith("-"):
+        return load_recipe(arguments[0])
+    if "--resume" in arguments[:-1]:
+        from regrow.train.run import read_recipe
+
+        return read_recipe(arguments[arguments.index("--resume") + 1])
+    return Recipe()
+
+
+def train_command(default: Recipe) -> Callable[..., int]:
+    """Return the command with the values of `default` as the defaults of its options."""
+    defaults = unchecked(default)
+
+    def train(
+        name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="RECIPE")] = None,
+        *,
+        out: Path | None = None,
+        resume: Path | None = None,
+        dry_run: bool = False,
+        save_every: float = 120.0,
+        recipe: Fields = defaults,
+    ) -> int:
+        """Train a network as a recipe says: `regrow train digits --sparsity 0.95`.
+
+        RECIPE is a name that `regrow recipes` lists, or a TOML file; it comes first. Every field of it is an option,
+        and `regrow train RECIPE --help` shows its values. The same command continues an interrupted run.
+
+        Args:
+            name: The recipe; without one, a small network on digits is trained.
+            out: Folder of the run. None: runs/ and a name made of the recipe.
+            resume: Folder of a run to continue with the recipe that it holds.
+            dry_run: Train a few batches, make one mask, estimate the time, and write nothing.
+            save_every: Seconds between checkpoints; one is written after every epoch as well.
+            recipe: Fields of the recipe, with its own values as defaults.
+        """
+        checked = Recipe.of(dataclasses.asdict(recipe))
+        return _rehearse(checked) if dry_run else _train(checked, resume or out, save_every)
+
+    return train
+
+
+def _train(recipe: Recipe, folder: Path | None, save_every: float) -> int:
+    from regrow.train.display import Display
+    from regrow.train.run import run
+    from regrow.train.signals import StoppedError
+
+    display = Display()
+    try:
+        run(recipe, folder, listeners=[display], save_every=save_every)
+    except StoppedError as stopped:
+        display.close()
+        print(f"regrow: {stopped}, all saved. Go on with: regrow train --resume {stopped.folder}", file=sys.stderr)
+        return 128 + stopped.signal
+    finally:
+        display.close()
+    return 0
+
+
+def _rehearse(recipe: Recipe) -> int:
+    from regrow.train.display import duration, title
+    from regrow.train.rehearsal import rehearse
+
+    found = rehearse(recipe)
+    print(f"{title(recipe)}\n\n{found.account.table()}\n")
+    print(
+        f"{found.total:,} steps, {found.steps_per_epoch:,} per epoch: about {duration(found.seconds)} on this machine."
+    )
+    print("A few batches were trained and one mask was made at the final sparsity. Nothing was written.")
+    return 0

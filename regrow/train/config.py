@@ -1,0 +1,233 @@
+"""What a run is made of, as one flat record: from a TOML file, a command line or Python, with the same checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+Method = Literal["dpf", "incremental", "oneshot", "dense"]
+Device = Literal["cpu", "cuda", "mps"]
+
+# Where a run happens does not change what it is.
+_NOT_IN_KEY = ("device", "threads")
+
+
+class RecipeError(ValueError):
+    """A recipe cannot be what it says; the message names the field, its value and what would be right."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a run. Time is in epochs and in shares of training; the loop turns it into steps."""
+
+    data: str = "digits"
+    """Data set: digits comes with the package; the others are looked for in $REGROW_DATA."""
+    model: str = "small"
+    """Network, such as resnet20, wrn28-2, vgg16, densenet40, resnet50; small trains on digits in seconds."""
+    width: int | None = None
+    """Base width of the network. None: as in its paper."""
+    stem_stride: int | None = None
+    """Stride of a CIFAR ResNet's first convolution; 2 makes it about three times cheaper."""
+    growth: int | None = None
+    """Growth rate of a DenseNet. None: as in its paper (12)."""
+    method: Method = "dpf"
+    """How to prune; dense prunes nothing, oneshot prunes after the last step of training."""
+    sparsity: float = 0.9
+    """Share of the targeted weights (or filters) that is pruned at the end."""
+    every: int | None = None
+    """Optimizer steps between two masks. None: as in the method's paper (16 for dpf)."""
+    scope: Literal["global", "layer"] = "global"
+    """One threshold for the whole model, or one per layer."""
+    unit: Literal["weight", "filter"] = "weight"
+    """Prune single weights, or whole filters."""
+    targets: tuple[str, ...] = ()
+    """Names or globs of what is pruned. Empty: every convolution and linear layer but the last linear one."""
+    include_last: bool = False
+    """Prune the last linear layer as well."""
+    floor: int = 0
+    """Units of each layer that are never pruned. 0 protects nothing, as in the paper."""
+    decay_at: Literal["dense", "pruned"] = "dense"
+    """Whether weight decay acts on the dense weights w or on the pruned ones ŵ."""
+    ramp_end: float | None = None
+    """Share of training after which the final sparsity is reached; 0 starts with it. None: at the second drop."""
+    ramp_by: Literal["epoch", "step"] = "epoch"
+    """Whether the ramp rises once per epoch, as in the paper, or with every mask (for short trainings)."""
+    epochs: int = 30
+    """Passes over the training images."""
+    batch: int = 128
+    """Images per optimizer step."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """SGD with Nesterov momentum, or Adam."""
+    lr: float = 0.1
+    """Learning rate before the first drop."""
+    momentum: float = 0.9
+    """Nesterov momentum of SGD."""
+    weight_decay: float = 1e-4
+    """Weight decay on all parameters."""
+    drops: tuple[float, ...] = (0.5, 0.75)
+    """Shares of training at which the learning rate drops."""
+    drop_factor: float = 0.1
+    """What the learning rate is multiplied by at each drop."""
+    warmup: float = 0.0
+    """Share of training over which the learning rate rises linearly to --lr."""
+    warmup_from: float = 0.0
+    """Where the rise starts, as a share of --lr."""
+    finetune_epochs: int = 0
+    """More epochs afterwards, with the mask fixed and a fresh optimizer."""
+    finetune_optimizer: Literal["sgd", "adam"] = "sgd"
+    """Optimizer of fine-tuning."""
+    finetune_lr: float = 0.01
+    """Learning rate of fine-tuning before its first drop."""
+    finetune_drops: tuple[float, ...] = (0.5,)
+    """Shares of fine-tuning at which its learning rate drops by --drop-factor."""
+    holdout: int = 0
+    """Training images that are kept back and evaluated on instead of the test set (for tuning)."""
+    limit: int | None = None
+    """Train on this many images only, spread evenly over the data set."""
+    seed: int = 0
+    """Decides initial weights, order and augmentation of the images, and random choices of the method."""
+    bf16: bool = False
+    """Compute in bfloat16 where it is safe (autocast); weights stay float32."""
+    channels_last: bool = False
+    """Lay out images with the channels innermost, which is faster on most devices."""
+    compile: bool = False
+    """Compile the network with torch.compile; worth its minutes on GPUs only."""
+    device: Device = "cpu"
+    """Where to train."""
+    threads: int | None = None
+    """CPU threads; a run is bit-reproducible for a fixed number. None: what torch chooses."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _check_ranges(self)
+
+    @property
+    def ramp_share(self) -> float:
+        """The share of training at which the sparsity is final: the second learning-rate drop (Appendix A.2)."""
+        if self.ramp_end is not None:
+            return self.ramp_end
+        return self.drops[1] if len(self.drops) > 1 else 0.75
+
+    def changed(self, **fields: Any) -> Recipe:
+        """Return the recipe with some fields changed, misspelt ones refused."""
+        return Recipe.of({**dataclasses.asdict(self), **fields})
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], origin: str = "") -> Recipe:
+        """Make a recipe of `fields`; an unknown one is an error that names `origin` and the nearest known field."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1, 0.5)
+                hint = f" Perhaps you meant {near[0]!r}." if near else f" There are {', '.join(known)}."
+                raise RecipeError(f"{origin or 'a recipe'} has no field {name!r}.{hint}")
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+        try:
+            return cls(**values)
+        except RecipeError as error:
+            raise RecipeError(f"{origin}: {error}" if origin else str(error)) from None
+
+    @classmethod
+    def read(cls, path: Path | str) -> Recipe:
+        """Read a TOML recipe."""
+        path = Path(path)
+        try:
+            return cls.of(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise RecipeError(f"{path} is not a TOML file: {error}") from None
+
+    def to_toml(self) -> str:
+        """Return the whole recipe as TOML, defaults included, so that `read` gives it back."""
+        lines = [f"{name} = {_toml(value)}" for name, value in dataclasses.asdict(self).items() if value is not None]
+        return "\n".join(lines) + "\n"
+
+    def key(self) -> str:
+        """Return the content address: equal for recipes that describe the same run, wherever it happens."""
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if name not in _NOT_IN_KEY}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+    def name(self) -> str:
+        """Return a readable name, such as `cifar10-resnet20-dpf90-s0`."""
+        pruned = self.method if self.method == "dense" else f"{self.method}{100 * self.sparsity:g}"
+        return f"{self.data}-{self.model}-{pruned}-s{self.seed}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def _check_types(recipe: Recipe) -> None:
+    hints = get_type_hints(Recipe)
+    for field in dataclasses.fields(recipe):
+        value = getattr(recipe, field.name)
+        wanted = hints[field.name]
+        if _fits(value, wanted):
+            continue
+        if get_origin(wanted) is Literal:
+            names = get_args(wanted)
+            near = difflib.get_close_matches(str(value), names, 1, 0.4)
+            hint = f" Perhaps you meant {near[0]!r}." if near else ""
+            raise RecipeError(f"{field.name} must be one of {', '.join(names)}, got {value!r}.{hint}")
+        raise RecipeError(f"{field.name} must be {_words(wanted)}, got {value!r}")
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    origin = get_origin(wanted)
+    if origin is Literal:
+        return value in get_args(wanted)
+    if origin is UnionType:
+        return any(_fits(value, option) for option in get_args(wanted))
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, get_args(wanted)[0]) for item in value)
+    if wanted is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
+
+
+def _words(wanted: Any) -> str:
+    if get_origin(wanted) is tuple:
+        return f"a list, each item {_words(get_args(wanted)[0])}"
+    options = [option for option in get_args(wanted) if option is not NoneType]
+    names = {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
+    return names[options[0] if options else wanted] + (", or left out" if options else "")
+
+
+def _check_ranges(recipe: Recipe) -> None:
+    for least, names in {
+        1: ("width", "stem_stride", "growth", "every", "epochs", "batch", "limit", "threads"),
+        0: ("floor", "finetune_epochs", "holdout", "seed", "weight_decay", "momentum"),
+    }.items():
+        for name in names:
+            value = getattr(recipe, name)
+            if value is not None and value < least:
+                raise RecipeError(f"{name} must be at least {least}, got {value}")
+    for name in ("lr", "finetune_lr", "drop_factor"):
+        if getattr(recipe, name) <= 0:
+            raise RecipeError(f"{name} must be above 0, got {getattr(recipe, name)}")
+    for name in ("ramp_end", "warmup", "warmup_from"):
+        _check_share(name, getattr(recipe, name))
+    for name in ("drops", "finetune_drops"):
+        shares = getattr(recipe, name)
+        for share in shares:
+            _check_share(name, share)
+        if list(shares) != sorted(shares):
+            raise RecipeError(f"{name} must be in ascending order, got {list(shares)}")
+    if not 0 <= recipe.sparsity < 1:
+        hint = f" Did you mean {recipe.sparsity / 100:g}?" if 1 < recipe.sparsity < 100 else ""
+        raise RecipeError(f"sparsity must be in [0, 1), got {recipe.sparsity:g}.{hint}")
+
+
+def _check_share(name: str, share: float | None) -> None:
+    if share is not None and not 0 <= share <= 1:
+        raise RecipeError(f"{name} must be a share of training in [0, 1], got {share:g}")

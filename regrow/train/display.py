@@ -1,0 +1,146 @@
+"""What a person sees of a run: a summary, a line per epoch under a live bar, and a table at the end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from regrow import data
+from regrow.train.config import Recipe
+from regrow.train.events import EpochEnded, Event, Finished, Started, Stepped
+
+
+class Display:
+    """Listens to a run and shows it; on anything but a terminal it prints plain lines and no bar."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+
+    def __call__(self, event: Event) -> None:
+        """Show `event`."""
+        match event:
+            case Started():
+                self._start(event)
+            case Stepped():
+                self._progress.update(self._task, completed=event.step, loss=event.loss)
+            case EpochEnded():
+                self.console.print(self._epoch_line(event.record), soft_wrap=True)
+                self._progress.update(self._task, description=f"epoch {event.record['epoch'] + 1}/{self._epochs}")
+            case Finished():
+                self.close()
+                self.console.print(result_table(event.result))
+                self.console.print(f"files in {event.folder}", soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._progress.stop()
+
+    def _start(self, event: Started) -> None:
+        recipe = event.recipe
+        self._epochs, self._total = recipe.epochs + recipe.finetune_epochs, event.total
+        self._first, self._clock = event.step, time.monotonic()
+        self.console.print(start_table(event))
+        if event.resumed:
+            done = event.step / event.steps_per_epoch
+            self.console.print(f"going on after {done:.4g} of {self._epochs} epochs (step {event.step:,})")
+        epoch = min(event.step // event.steps_per_epoch + 1, self._epochs)
+        self._task = self._progress.add_task(f"epoch {epoch}/{self._epochs}", total=event.total, loss=0.0)
+        self._progress.start()
+
+    def _epoch_line(self, record: dict[str, Any]) -> str:
+        width = len(str(self._epochs))
+        top5 = f"top-5 {record['top5']:.2f}  " if "top5" in record else ""
+        seconds = time.monotonic() - self._clock
+        left = seconds / (record["step"] - self._first) * (self._total - record["step"])
+        return (
+            f"epoch {record['epoch']:>{width}}/{self._epochs}  loss {record['loss']:.3f}  top-1 {record['top1']:5.2f}  "
+            f"{top5}sparsity {100 * record['sparsity']:4.1f} %  δ {record['delta']:.3f}  "
+            f"flips {100 * record['flips']:4.1f} %  {record['images_per_second']:,.0f} img/s  ETA {duration(left)}"
+        )
+
+
+def start_table(event: Started) -> Table:
+    """What is about to happen."""
+    recipe, costs = event.recipe, event.account
+    targeted = sum(layer.targeted for layer in costs.layers)
+    table = _facts(title(recipe))
+    table.add_row("layers", f"{len(costs.layers)}, {targeted} of them targeted")
+    table.add_row("parameters", f"{costs.parameters:,}, {costs.targeted:,} of them targeted")
+    table.add_row("MACs", f"{costs.macs / 1e6:,.1f} M per image")
+    if recipe.method != "dense":
+        table.add_row("sparsity", _sparsity(recipe))
+    table.add_row("training", _training(recipe, event.steps_per_epoch))
+    if recipe.finetune_epochs:
+        table.add_row(
+            "fine-tuning", f"{recipe.finetune_epochs} epochs, {recipe.finetune_optimizer} at {recipe.finetune_lr:g}"
+        )
+    table.add_row("folder", str(event.folder))
+    return table
+
+
+def result_table(result: dict[str, Any]) -> Table:
+    """What came out."""
+    on = "" if result["evaluated_on"] == "test" else " (held-out training images)"
+    table = _facts(f"{title(Recipe.of(result['recipe']))}: done in {duration(result['seconds'])}")
+    table.add_row("top-1", f"{result['top1']:.2f} %{on}")
+    if "top5" in result:
+        table.add_row("top-5", f"{result['top5']:.2f} %{on}")
+    table.add_row("sparsity", f"{100 * result['sparsity']:.2f} % of the targeted weights")
+    table.add_row("parameters", f"{result['nonzeros']:,} left of {result['parameters']:,}")
+    table.add_row("MACs", f"{result['macs_kept'] / 1e6:,.2f} M left of {result['macs'] / 1e6:,.2f} M")
+    return table
+
+
+def title(recipe: Recipe) -> str:
+    """Return the run's heading, such as `resnet20 · CIFAR-10 · dpf 90 %`."""
+    pruned = recipe.method if recipe.method == "dense" else f"{recipe.method} {100 * recipe.sparsity:g} %"
+    return f"{recipe.model} · {data.info(recipe.data).title} · {pruned}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the two units that matter.
+
+    >>> duration(11_100)
+    '3 h 05 m'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} m"
+    return f"{minutes} m {rest:02} s" if minutes else f"{rest} s"
+
+
+def _facts(heading: str) -> Table:
+    table = Table(title=heading, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    return table
+
+
+def _sparsity(recipe: Recipe) -> str:
+    pruned = f"{100 * recipe.sparsity:g} % of the {recipe.unit}s"
+    scope = "over all layers together" if recipe.scope == "global" else "of each layer"
+    if recipe.method == "oneshot":
+        return f"{pruned} {scope}, all at once after {recipe.epochs} epochs"
+    end = recipe.ramp_share * recipe.epochs
+    return f"{pruned} {scope}, " + (f"reached after {end:.4g} epochs" if end else "from the first step")
+
+
+def _training(recipe: Recipe, steps: int) -> str:
+    drops = ", ".join(f"{share * recipe.epochs:.4g}" for share in recipe.drops)
+    drop = f", x{recipe.drop_factor:g} after {drops} epochs" if drops else ""
+    return f"{recipe.epochs} epochs of {steps:,} steps, {recipe.optimizer} at {recipe.lr:g}{drop}"

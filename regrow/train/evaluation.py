@@ -1,0 +1,57 @@
+"""Accuracy and loss of the model as it is: the pruned one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regrow.data import Batches
+
+# From this many classes on, the right one among the first five says something.
+_MANY_CLASSES = 50
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an evaluation found: mean loss, and accuracies in percent (top-5 for many classes only)."""
+
+    loss: float
+    top1: float
+    top5: float | None = None
+
+    def record(self) -> dict[str, float | None]:
+        """Return the entries of a record; a loss that is no finite number is none in JSON."""
+        entries = {"test_loss": self.loss if math.isfinite(self.loss) else None, "top1": self.top1}
+        return entries if self.top5 is None else {**entries, "top5": self.top5}
+
+
+@torch.no_grad()
+def evaluate(
+    network: nn.Module, batches: Batches, *, bf16: bool = False, after_batch: Callable[[], None] = lambda: None
+) -> Score:
+    """Evaluate `network` on all of `batches`; `after_batch` may raise to leave."""
+    training = network.training
+    network.eval()
+    loss, right, images = 0.0, [0, 0], 0
+    many = batches.source.info.classes >= _MANY_CLASSES
+    try:
+        for inputs, labels in batches:
+            with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
+                logits = network(inputs)
+            loss += float(F.cross_entropy(logits.float(), labels, reduction="sum"))
+            right[0] += _hits(logits, labels, 1)
+            right[1] += _hits(logits, labels, 5) if many else 0
+            images += len(labels)
+            after_batch()
+    finally:
+        network.train(training)
+    return Score(loss / images, 100 * right[0] / images, 100 * right[1] / images if many else None)
+
+
+def _hits(logits: Tensor, labels: Tensor, among: int) -> int:
+    return int(torch.count_nonzero(logits.topk(among, 1).indices == labels[:, None]))

@@ -1,0 +1,222 @@
+"""The training loop: a step, an epoch, a phase; its whole state can be taken out and put back between two steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from regrow.analysis import Dynamics
+from regrow.core import Masks, Pruner
+from regrow.core.masks import unpack
+from regrow.methods import Fixed
+from regrow.train import parts
+from regrow.train.config import Recipe
+from regrow.train.evaluation import evaluate
+from regrow.train.pruning import make_pruner
+from regrow.train.rates import Rate, finetuning_rate, training_rate
+
+# Elsewhere than on the CPU, reading every loss would make the device wait.
+_LOSSES_AT_ONCE = 50
+
+
+class DivergedError(RuntimeError):
+    """The loss or the weights are no longer finite."""
+
+
+@dataclass
+class Tally:
+    """What the present epoch has added up so far."""
+
+    loss: float = 0.0
+    images: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training with one optimizer and one pruner, from step `start` to step `end`."""
+
+    name: str
+    start: int
+    end: int
+    rate: Rate
+    optimizer: Optimizer
+    pruner: Pruner
+
+
+class Trainer:
+    """Trains as `recipe` says. `run` can be left after any step and continued from `state_dict`, bit for bit."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        if recipe.threads is not None:
+            torch.set_num_threads(recipe.threads)
+        self.device = parts.make_device(recipe)
+        self.model = parts.make_model(recipe)
+        self.sets = parts.make_sets(recipe)
+        self.step = 0
+        self.tally = Tally()
+        self._network: nn.Module = cast(nn.Module, torch.compile(self.model)) if recipe.compile else self.model
+        self._losses: list[tuple[int, Tensor, int]] = []
+        self.phase = self._training()
+        self.dynamics = Dynamics(self.phase.pruner.masks)
+
+    @property
+    def total(self) -> int:
+        """Optimizer steps of training and fine-tuning together."""
+        return self.sets.steps * (self.recipe.epochs + self.recipe.finetune_epochs)
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are complete."""
+        return self.step // self.sets.steps
+
+    def run(self, after_step: Callable[[], None], after_epoch: Callable[[dict[str, Any]], None]) -> None:
+        """Train to the end; the callbacks may raise to leave, and `run` be called again.
+
+        `after_epoch` is given the epoch's record: see `_end_epoch`.
+        """
+        while True:
+            if self.tally.images and self.step % self.sets.steps == 0:
+                record = self._end_epoch(after_step)
+                self.tally = Tally()
+                after_epoch(record)
+            if self.step == self.total:
+                return
+            if self.step == self.phase.end:
+                self.phase = self._finetuning(self.phase.pruner.masks)
+            epoch, batch = divmod(self.step, self.sets.steps)
+            self._train(epoch, batch, after_step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next steps depend on, as plain tensors, numbers and texts."""
+        self._settle_losses()
+        self.check_finite()
+        return {
+            "step": self.step,
+            "tally": asdict(self.tally),
+            "phase": self.phase.name,
+            "model": self.model.state_dict(),
+            "optimizer": self.phase.optimizer.state_dict(),
+            "pruner": self.phase.pruner.state_dict(),
+            "dynamics": self.dynamics.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        self.phase.pruner.detach()
+        self.model.load_state_dict(state["model"])
+        if state["phase"] == "finetune":
+            shapes = state["pruner"]["shapes"]
+            packed = state["pruner"]["masks"].items()
+            self.phase = self._finetuning(
+                Masks({name: unpack(bits, torch.Size(shapes[name]), name) for name, bits in packed})
+            )
+        else:
+            # A pruner that has seen other weights would take the loaded ones for a foreign write.
+            self.phase = self._training()
+            self.model.load_state_dict(state["model"])
+        self.phase.optimizer.load_state_dict(state["optimizer"])
+        self.phase.pruner.load_state_dict(state["pruner"])
+        self.dynamics.load_state_dict(state["dynamics"])
+        self.step, self.tally = state["step"], Tally(**state["tally"])
+
+    def _training(self) -> Phase:
+        recipe, total = self.recipe, self.sets.steps * self.recipe.epochs
+        optimizer = parts.make_optimizer(recipe, self.model, kind=recipe.optimizer, lr=recipe.lr)
+        pruner = make_pruner(recipe, self.model, optimizer, self.sets.steps)
+        return Phase("train", 0, total, training_rate(recipe, total), optimizer, pruner)
+
+    def _finetuning(self, masks: Masks) -> Phase:
+        """Fix the mask and start afresh with the optimizer of fine-tuning (Section 5, "+FT")."""
+        self.phase.pruner.detach()
+        recipe, total = self.recipe, self.sets.steps * self.recipe.finetune_epochs
+        optimizer = parts.make_optimizer(recipe, self.model, kind=recipe.finetune_optimizer, lr=recipe.finetune_lr)
+        pruner = Fixed(self.model, optimizer, masks)
+        start = self.sets.steps * recipe.epochs
+        return Phase("finetune", start, start + total, finetuning_rate(recipe, total), optimizer, pruner)
+
+    def _train(self, epoch: int, batch: int, after_step: Callable[[], None]) -> None:
+        self._network.train()
+        started = time.perf_counter()
+        for images, labels in self.sets.train.epoch(epoch, batch):
+            self._train_batch(images, labels)
+            self.tally.seconds += time.perf_counter() - started
+            after_step()
+            started = time.perf_counter()
+
+    def _train_batch(self, images: Tensor, labels: Tensor) -> None:
+        optimizer, rate = self.phase.optimizer, self.phase.rate(self.step - self.phase.start)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.bf16):
+            loss = F.cross_entropy(self._network(images), labels)
+        self._losses.append((self.step + 1, loss.detach(), len(labels)))
+        if self.device.type == "cpu" or len(self._losses) == _LOSSES_AT_ONCE:
+            self._settle_losses()
+        loss.backward()
+        try:
+            optimizer.step()
+        except ValueError:
+            self.check_finite()
+            raise
+        optimizer.zero_grad()
+        self.step += 1
+        self.tally.images += len(labels)
+        pruner = self.phase.pruner
+        if pruner.due(pruner.step):
+            self.dynamics.observe(pruner.masks)
+
+    def _end_epoch(self, after_batch: Callable[[], None]) -> dict[str, Any]:
+        """Evaluate, and return what is known about the epoch; only the last two entries depend on the clock."""
+        self._settle_losses()
+        self.check_finite()
+        score = evaluate(self._network, self.sets.test, bf16=self.recipe.bf16, after_batch=after_batch)
+        stats, moved = self.phase.pruner.stats(), self.dynamics.epoch_end(self.phase.pruner.masks)
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "phase": self.phase.name,
+            "lr": self.phase.rate(self.step - 1 - self.phase.start),
+            "loss": self.tally.loss / self.tally.images,
+            **score.record(),
+            "sparsity": stats.sparsity,
+            "requested": stats.requested,
+            "delta": stats.delta,
+            "flips": moved.change.flip_ratio,
+            "iou": moved.change.iou,
+            "refreshes": moved.refreshes,
+            "refresh_flips": moved.refresh_flip_ratio,
+            "refresh_iou": moved.refresh_iou,
+            "layers": dict(stats.layers),
+            "seconds": self.tally.seconds,
+            "images_per_second": self.tally.images / self.tally.seconds,
+        }
+
+    def _settle_losses(self) -> None:
+        """Add up the losses since the last time."""
+        for step, loss, images in self._losses:
+            value = float(loss)
+            if not math.isfinite(value):
+                raise DivergedError(f"the loss is {value} at step {step} ({self._where()})")
+            self.tally.loss += value * images
+        self._losses.clear()
+
+    def check_finite(self) -> None:
+        """Raise `DivergedError` unless all weights are finite numbers, those behind the pruned model too."""
+        weights = {**dict(self.model.named_parameters()), **self.phase.pruner.weights}
+        for name, weight in weights.items():
+            if not torch.isfinite(weight).all():
+                raise DivergedError(f"{name} is no longer finite at step {self.step} ({self._where()})")
+
+    def _where(self) -> str:
+        rate = self.phase.rate(self.step - self.phase.start)
+        return f"epoch {self.epoch + 1}, learning rate {rate:g}"

@@ -1,0 +1,81 @@
+"""From a recipe to the parts of a training: data, network, optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, Optimizer
+
+from regrow import data, models
+from regrow.data import Batches
+from regrow.data.catalog import Info
+from regrow.train.config import Recipe, RecipeError
+
+EVALUATION_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Sets:
+    """What a run trains on and what it is measured on."""
+
+    train: Batches
+    test: Batches
+    info: Info
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps per epoch."""
+        return len(self.train)
+
+
+def make_sets(recipe: Recipe) -> Sets:
+    """Load the images; with `holdout`, the test set is not even opened."""
+    device = make_device(recipe)
+    images = data.load(recipe.data, "train", limit=recipe.limit)
+    if recipe.holdout:
+        images, test = images.split(recipe.holdout)
+    else:
+        test = data.load(recipe.data, "test")
+    return Sets(
+        train=Batches(images.to(device), recipe.batch, seed=recipe.seed, channels_last=recipe.channels_last),
+        test=Batches.evaluation(test.to(device), EVALUATION_BATCH, channels_last=recipe.channels_last),
+        info=images.info,
+    )
+
+
+def make_device(recipe: Recipe) -> torch.device:
+    """Return the device, if this machine has it."""
+    missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
+    if missing.get(recipe.device):
+        raise RecipeError(f"device {recipe.device!r} is not available here: use --device cpu")
+    return torch.device(recipe.device)
+
+
+def make_model(recipe: Recipe) -> models.Network:
+    """Build the network with the initial weights that `seed` stands for, whatever was drawn before."""
+    info = data.info(recipe.data)
+    options = {name: getattr(recipe, name) for name in ("width", "stem_stride", "growth")}
+    given = {name: value for name, value in options.items() if value is not None}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = models.build(recipe.model, classes=info.classes, channels=info.channels, size=info.size, **given)
+    model.to(make_device(recipe))
+    if recipe.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def make_optimizer(recipe: Recipe, model: nn.Module, *, kind: str, lr: float) -> Optimizer:
+    """Return the optimizer in its fused form, which does one pass over the weights."""
+    if kind == "adam":
+        return Adam(model.parameters(), lr=lr, weight_decay=recipe.weight_decay, fused=True)
+    return SGD(
+        model.parameters(),
+        lr=lr,
+        momentum=recipe.momentum,
+        nesterov=recipe.momentum > 0,
+        weight_decay=recipe.weight_decay,
+        fused=True,
+    )

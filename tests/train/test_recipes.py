@@ -1,0 +1,98 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regrow import models
+from regrow.data import names as data_names
+from regrow.train.catalog import describe, load_recipe, recipe_names
+from regrow.train.config import Recipe, RecipeError
+from regrow.train.rates import Rate, training_rate
+
+
+@given(
+    lr=st.floats(1e-6, 10),
+    drops=st.lists(st.floats(0, 1), max_size=4).map(lambda shares: tuple(sorted(shares))),
+    targets=st.lists(st.text(), max_size=3).map(tuple),
+    every=st.none() | st.integers(1, 1000),
+    bf16=st.booleans(),
+)
+def test_a_recipe_written_as_toml_is_read_back_as_it_was(tmp_path_factory, **fields):
+    recipe = Recipe(**fields)
+    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
+    path.write_text(recipe.to_toml(), encoding="utf-8")
+    assert Recipe.read(path) == recipe
+    assert Recipe.read(path).key() == recipe.key()
+
+
+def test_the_key_tells_runs_apart_and_does_not_ask_where_they_happen():
+    recipe = Recipe()
+    assert recipe.changed(threads=3, device="cuda").key() == recipe.key()
+    for field, value in {"lr": 0.3, "seed": 1, "drops": (0.5,), "every": 8, "bf16": True}.items():
+        assert recipe.changed(**{field: value}).key() != recipe.key()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sparsity": 90}, "Did you mean 0.9"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"lr": "fast"}, "lr must be a finite number, got 'fast'"),
+        ({"lr": float("nan")}, "lr must be a finite number, got nan"),
+        ({"method": "dfp"}, "Perhaps you meant 'dpf'"),
+        ({"wieght_decay": 0.1}, "Perhaps you meant 'weight_decay'"),
+        ({"drops": [0.75, 0.5]}, "ascending"),
+        ({"drops": [150, 225]}, "a share of training in \\[0, 1\\], got 150"),
+        ({"bf16": 1}, "bf16 must be true or false, got 1"),
+        ({"targets": "conv1"}, "targets must be a list, each item a text"),
+    ],
+)
+def test_a_wrong_field_is_named_with_what_would_be_right(fields, message):
+    with pytest.raises(RecipeError, match=message):
+        Recipe.of(fields)
+
+
+def test_an_error_in_a_file_names_the_file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("lr = 0.1\nepoch = 3\n")
+    with pytest.raises(RecipeError, match=r"mine\.toml has no field 'epoch'. Perhaps you meant 'epochs'"):
+        Recipe.read(path)
+    path.write_text("lr = \n")
+    with pytest.raises(RecipeError, match=r"mine\.toml is not a TOML file"):
+        Recipe.read(path)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_of_the_package_names_a_network_and_data_that_exist(name):
+    recipe = load_recipe(name)
+    assert describe(name)
+    assert recipe.data in (*data_names(), "imagenet")
+    options = {name: value for name in ("width", "stem_stride") if (value := getattr(recipe, name)) is not None}
+    assert models.build(recipe.model, **options).architecture.name == recipe.model
+
+
+def test_the_papers_ramp_ends_at_the_second_drop():
+    for name, epoch in {"cifar-resnet20": 225, "cifar-wrn28-2": 120, "imagenet-resnet50": 60}.items():
+        recipe = load_recipe(name)
+        assert recipe.ramp_share * recipe.epochs == pytest.approx(epoch)
+
+
+def test_the_papers_imagenet_rate_rises_from_a_tenth_and_drops_at_epochs_30_60_80():
+    recipe, steps = load_recipe("imagenet-resnet50"), 1252
+    rate = training_rate(recipe, recipe.epochs * steps)
+    assert rate(0) == pytest.approx(0.1, rel=1e-3)
+    assert rate(5 * steps) == rate(30 * steps - 1) == pytest.approx(0.4)
+    assert [rate(epoch * steps) for epoch in (30, 60, 80)] == pytest.approx([0.04, 0.004, 0.0004])
+    assert [rate(epoch * steps - 1) for epoch in (60, 80)] == pytest.approx([0.04, 0.004])
+
+
+@given(warmup=st.integers(0, 50), start=st.floats(0, 1), t=st.integers(0, 200))
+def test_the_rate_never_exceeds_its_peak_and_is_never_zero(warmup, start, t):
+    rate = Rate(peak=0.2, drops=(100, 150), factor=0.1, warmup=warmup, warmup_from=start)
+    assert 0 < rate(t) <= 0.2 * (1 + 1e-12)
+
+
+def test_changing_nothing_gives_an_equal_recipe():
+    recipe = load_recipe("cifar-small")
+    assert recipe.changed() == recipe == Recipe.of(dataclasses.asdict(recipe))

@@ -1,0 +1,103 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from regrow.train.config import Recipe, RecipeError
+from regrow.train.events import EpochEnded, Finished, Started
+from regrow.train.files import FolderError
+from regrow.train.metrics import read_metrics
+from regrow.train.run import read_recipe, read_result, run
+
+QUICK = Recipe(data="digits", model="small", width=4, epochs=3, batch=256, threads=1)
+
+
+def test_a_run_leaves_recipe_environment_metrics_model_and_result(tmp_path):
+    result = run(QUICK, tmp_path / "run")
+    folder = tmp_path / "run"
+    assert read_recipe(folder) == QUICK
+    assert json.loads((folder / "environment.json").read_text())["versions"]["torch"] == result["versions"]["torch"]
+    records = read_metrics(folder)
+    assert [record["epoch"] for record in records] == [1, 2, 3]
+    assert read_result(folder) == result
+    assert result["top1"] == records[-1]["top1"]
+    weights = load_file(folder / "model.safetensors")
+    zeros = sum(int((weights[f"conv{i}.weight"] == 0).sum()) for i in (1, 2, 3))
+    assert zeros / result["targeted"] == pytest.approx(0.9, abs=1e-3) == pytest.approx(result["sparsity"], abs=1e-3)
+
+
+def test_dpf_learns_digits_at_ninety_percent(tmp_path):
+    result = run(Recipe(data="digits", epochs=12, batch=64, threads=1), tmp_path / "run")
+    assert result["top1"] > 90
+    assert result["sparsity"] == pytest.approx(0.9, abs=1e-4)
+
+
+def test_fine_tuning_keeps_the_mask_and_starts_afresh(tmp_path):
+    recipe = QUICK.changed(finetune_epochs=2, finetune_optimizer="adam", finetune_lr=1e-3)
+    result = run(recipe, tmp_path / "run")
+    records = read_metrics(tmp_path / "run")
+    assert [record["phase"] for record in records] == ["train"] * 3 + ["finetune"] * 2
+    assert [record["flips"] for record in records[3:]] == [0, 0]
+    assert records[3]["lr"] == 1e-3
+    assert result["sparsity"] == records[2]["sparsity"]
+
+
+def test_one_shot_prunes_after_the_last_step_of_training_and_is_then_fine_tuned(tmp_path):
+    run(QUICK.changed(method="oneshot", finetune_epochs=1), tmp_path / "run")
+    sparsities = [record["sparsity"] for record in read_metrics(tmp_path / "run")]
+    assert sparsities == pytest.approx([0, 0, 0.9, 0.9], abs=1e-3)
+
+
+@pytest.mark.parametrize("method", ["dense", "dpf", "incremental", "oneshot"])
+@pytest.mark.parametrize("options", [{}, {"bf16": True, "channels_last": True}, {"optimizer": "adam", "lr": 1e-3}])
+def test_every_method_trains_with_every_option(tmp_path, method, options):
+    result = run(QUICK.changed(method=method, epochs=1, **options), tmp_path / "run")
+    assert result["sparsity"] == pytest.approx(0 if method == "dense" else result["target_ratio"])
+
+
+def test_a_finished_run_is_not_repeated(tmp_path):
+    first = run(QUICK, tmp_path / "run")
+    events = []
+    assert run(QUICK, tmp_path / "run", listeners=[events.append]) == first
+    assert [type(event) for event in events] == [Finished]
+
+
+def test_listeners_hear_of_start_epochs_and_end(tmp_path):
+    events = []
+    run(QUICK, tmp_path / "run", listeners=[events.append])
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-1], Finished)
+    assert sum(isinstance(event, EpochEnded) for event in events) == 3
+
+
+def test_another_recipe_in_the_same_folder_is_refused_with_the_difference(tmp_path):
+    run(QUICK, tmp_path / "run")
+    with pytest.raises(FolderError, match=r"lr is 0\.1 there and 0\.2 here"):
+        run(QUICK.changed(lr=0.2), tmp_path / "run")
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(FolderError, match=r"not a run but has files \(thesis.tex"):
+        run(QUICK, tmp_path)
+
+
+def test_a_recipe_that_cannot_be_built_leaves_the_folder_free_for_a_better_one(tmp_path):
+    with pytest.raises(RecipeError, match="Did you mean 'resnet20'"):
+        run(QUICK.changed(model="resnet-20"), tmp_path / "run")
+    run(QUICK, tmp_path / "run")
+
+
+def test_two_runs_of_one_recipe_end_with_the_same_bits_and_another_seed_does_not(tmp_path):
+    for name, recipe in {"a": QUICK, "b": QUICK, "c": QUICK.changed(seed=1)}.items():
+        torch.rand(7)  # what was drawn before does not matter
+        run(recipe, tmp_path / name)
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c
+
+
+def test_held_out_images_are_what_is_evaluated(tmp_path):
+    result = run(QUICK.changed(holdout=200, epochs=1), tmp_path / "run")
+    assert result["evaluated_on"] == "holdout"
+    assert result["top1"] * 2 == pytest.approx(round(result["top1"] * 2))
