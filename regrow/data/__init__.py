@@ -10,5 +10,6 @@ from regrow.data.catalog import Info, info, names
 from regrow.data.errors import DataError
 from regrow.data.images import ImageSet
 from regrow.data.loading import load
+from regrow.data.stream import ImageStream
 
-__all__ = ["Batches", "DataError", "ImageSet", "Info", "Source", "info", "load", "names"]
+__all__ = ["Batches", "DataError", "ImageSet", "ImageStream", "Info", "Source", "info", "load", "names"]

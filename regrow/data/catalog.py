@@ -95,6 +95,24 @@ _INFOS = (
         flip=True,
         source=_CIFAR.format(name="cifar100", archive="cifar-100-python.tar.gz", hub="uoft-cs/cifar100"),
     ),
+    Info(
+        name="imagenet",
+        title="ImageNet",
+        channels=3,
+        size=224,
+        classes=1000,
+        train=1_281_167,
+        test=50_000,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+        pad=0,
+        flip=True,
+        source=(
+            "Ask for access at https://image-net.org or at the hub (ILSVRC/imagenet-1k), and put the hub's parquet "
+            "files, or train/ and val/ with one folder of images per class, into the folder imagenet/ of the "
+            "directory that REGROW_DATA names"
+        ),
+    ),
 )
 
 

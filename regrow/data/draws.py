@@ -54,6 +54,11 @@ def below(draws: Words, bound: int, *, shift: int = 0) -> Indices:
     return ((bits * np.uint64(bound)) >> np.uint64(24)).astype(np.int64)
 
 
+def uniform(draws: Words) -> NDArray[np.float64]:
+    """Map each word to a number in [0, 1)."""
+    return (draws >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 def coins(draws: Words) -> NDArray[np.bool_]:
     """Map the top bit of each word to a fair coin."""
     return (draws >> np.uint64(63)).astype(np.bool_)
