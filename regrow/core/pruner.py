@@ -50,8 +50,6 @@ class Pruner:
     """The life that all methods share; a method says what it remembers and what the next masks are."""
 
     memory: ClassVar[Memory] = Memory.FORGET
-    shared: ClassVar[tuple[str, ...]] = ("every", "unit")
-    """The options that a saved run and the one that continues it must have in common."""
 
     def __init__(
         self,
@@ -114,16 +112,8 @@ class Pruner:
             yield from self.budget.keep_top(scores, sparsity)
             return
         norms = {name: filter_norm(self.targets[name], score) for name, score in scores.items()}
-        shapes = {name: score.shape for name, score in scores.items()}
-        for name, keep in self.budget.keep_top(norms, sparsity, shapes):
+        for name, keep in self.budget.keep_top(norms, sparsity):
             yield name, expand_filters(self.targets[name], keep)
-
-    def extra_state(self) -> dict[str, Any]:
-        """Return what this method alone must save, as plain tensors and numbers."""
-        return {}
-
-    def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what `extra_state` returned."""
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -197,12 +187,11 @@ class Pruner:
         """Return what a resumed run needs besides the states of model and optimizer, as plain tensors and numbers."""
         self._settle()
         return {
-            **self._settings(),
+            **self.settings(),
             "step": self.step,
             "flips": self.flips,
             "requested": self.requested,
             "frozen": self._frozen,
-            "extra": self.extra_state(),
             "masks": {name: pack(weight.mask) for name, weight in self._weights.items()},
             "shapes": {name: list(weight.mask.shape) for name, weight in self._weights.items()},
             "error": {
@@ -215,7 +204,10 @@ class Pruner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken; load the states of model and optimizer first."""
         masks = self._checked_masks(state)
-        self._settle()
+        if self._shown:
+            self._hide()
+        for weight in self._weights.values():
+            weight.bind()  # the model was just given its weights: they need not fit the masks of before
         for name, mask in masks.items():
             weight = self._weights[name]
             if torch.count_nonzero(weight.pruned[~mask.to(weight.pruned.device)]):
@@ -233,7 +225,6 @@ class Pruner:
                 weight.dense[~weight.mask] = -state["error"][name].to(weight.dense)
             weight.bind()
         self.step, self.flips, self.requested = state["step"], state["flips"], state["requested"]
-        self.load_extra_state(state["extra"])
 
     # How it works
 
@@ -343,17 +334,19 @@ class Pruner:
                     stacklevel=4,
                 )
 
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
+        """Return what a saved run and the one that continues it must have in common."""
         return {
             "method": type(self).__name__,
             "schedule": repr(self.schedule),
-            **{name: getattr(self, name) for name in self.shared},
+            "every": self.every,
+            "unit": self.unit,
             "scope": self.budget.scope,
             "floor": self.budget.floor,
         }
 
     def _checked_masks(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
-        for key, mine in self._settings().items():
+        for key, mine in self.settings().items():
             if state.get(key) != mine:
                 raise ValueError(f"the state was saved with {key}={state.get(key)!r}, this pruner has {key}={mine!r}")
         shapes = {name: list(target.param.shape) for name, target in self.targets.items()}

@@ -53,21 +53,25 @@ class Phase:
 
 
 class Trainer:
-    """Trains as `recipe` says. `run` can be left after any step and continued from `state_dict`, bit for bit."""
+    """Trains as `recipe` says. `run` can be left after any step; a trainer made of `state_dict()` goes on bit for bit."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, state: Mapping[str, Any] | None = None) -> None:
         self.recipe = recipe
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
         self.device = parts.make_device(recipe)
         self.model = parts.make_model(recipe)
         self.sets = parts.make_sets(recipe)
-        self.step = 0
-        self.tally = Tally()
         self._network: nn.Module = cast(nn.Module, torch.compile(self.model)) if recipe.compile else self.model
         self._losses: list[tuple[int, Tensor, int]] = []
-        self.phase = self._training()
+        self.step, self.tally = 0, Tally()
+        if state is not None:
+            self.model.load_state_dict(state["model"])
+        self.phase = self._training() if state is None else self._saved_phase(state)
         self.dynamics = Dynamics(self.phase.pruner.masks)
+        if state is not None:
+            self.dynamics.load_state_dict(state["dynamics"])
+            self.step, self.tally = state["step"], Tally(**state["tally"])
 
     @property
     def total(self) -> int:
@@ -92,6 +96,7 @@ class Trainer:
             if self.step == self.total:
                 return
             if self.step == self.phase.end:
+                self.phase.pruner.detach()
                 self.phase = self._finetuning(self.phase.pruner.masks)
             epoch, batch = divmod(self.step, self.sets.steps)
             self._train(epoch, batch, after_step)
@@ -110,24 +115,18 @@ class Trainer:
             "dynamics": self.dynamics.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
-        self.phase.pruner.detach()
-        self.model.load_state_dict(state["model"])
-        if state["phase"] == "finetune":
-            shapes = state["pruner"]["shapes"]
-            packed = state["pruner"]["masks"].items()
-            self.phase = self._finetuning(
-                Masks({name: unpack(bits, torch.Size(shapes[name]), name) for name, bits in packed})
-            )
+    def _saved_phase(self, state: Mapping[str, Any]) -> Phase:
+        if state["phase"] == "train":
+            phase = self._training()
         else:
-            # A pruner that has seen other weights would take the loaded ones for a foreign write.
-            self.phase = self._training()
-            self.model.load_state_dict(state["model"])
-        self.phase.optimizer.load_state_dict(state["optimizer"])
-        self.phase.pruner.load_state_dict(state["pruner"])
-        self.dynamics.load_state_dict(state["dynamics"])
-        self.step, self.tally = state["step"], Tally(**state["tally"])
+            shapes, packed = state["pruner"]["shapes"], state["pruner"]["masks"].items()
+            masks = {name: unpack(bits, torch.Size(shapes[name]), name) for name, bits in packed}
+            phase = self._finetuning(Masks(masks))
+        # Once more: a method may prune what it meets when it is attached.
+        self.model.load_state_dict(state["model"])
+        phase.optimizer.load_state_dict(state["optimizer"])
+        phase.pruner.load_state_dict(state["pruner"])
+        return phase
 
     def _training(self) -> Phase:
         recipe, total = self.recipe, self.sets.steps * self.recipe.epochs
@@ -137,7 +136,6 @@ class Trainer:
 
     def _finetuning(self, masks: Masks) -> Phase:
         """Fix the mask and start afresh with the optimizer of fine-tuning (Section 5, "+FT")."""
-        self.phase.pruner.detach()
         recipe, total = self.recipe, self.sets.steps * self.recipe.finetune_epochs
         optimizer = parts.make_optimizer(recipe, self.model, kind=recipe.finetune_optimizer, lr=recipe.finetune_lr)
         pruner = Fixed(self.model, optimizer, masks)

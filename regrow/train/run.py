@@ -114,17 +114,15 @@ class _Run:
         return self._finish()
 
     def _begin(self) -> None:
+        resumed = self._checkpoint.is_file()
+        state = checkpoint.load(self._checkpoint) if resumed else {"metrics": 0, "seconds": 0.0, "last": None}
         try:
-            self.trainer = Trainer(self.recipe)
+            self.trainer = Trainer(self.recipe, state.get("trainer"))
         except ValueError as error:
             raise error if isinstance(error, RecipeError) else RecipeError(str(error)) from error
-        position, self._seconds = 0, 0.0
-        self._last: dict[str, Any] | None = None
-        resumed = self._checkpoint.is_file()
-        if resumed:
-            state = checkpoint.load(self._checkpoint)
-            self.trainer.load_state_dict(state["trainer"])
-            position, self._seconds, self._last = state["metrics"], state["seconds"], state["last"]
+        self._seconds: float = state["seconds"]
+        self._last: dict[str, Any] | None = state["last"]
+        position: int = state["metrics"]
         self._metrics = Metrics(self.folder / "metrics.jsonl", position)
         self._started = self._saved = time.monotonic()
         self._tell(

@@ -1,0 +1,197 @@
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from regrow.train import checkpoint
+from regrow.train.files import FolderError
+from regrow.train.lock import locked
+from regrow.train.loop import DivergedError
+from regrow.train.run import read_result, run
+from tests.train.processes import RECIPE, outcome, start, train, wait_for
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The outcome of RECIPE when nothing happens to it."""
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+    process = start(RECIPE, folder)
+    process.join()
+    assert process.exitcode == 0
+    return outcome(folder)
+
+
+def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path, uninterrupted):
+    folder, kills = tmp_path / "run", 0
+    seed = int(os.environ.get("REGROW_KILL_SEED", random.randrange(10**6)))
+    print(f"REGROW_KILL_SEED={seed}")
+    moments = random.Random(seed)
+    while read_result(folder) is None:
+        process = start(RECIPE, folder)
+        wait_for(folder / "recipe.toml", process)
+        if kills < 10:
+            process.join(moments.uniform(0.0, 0.3))
+        else:
+            process.join()
+        if process.is_alive():
+            process.kill()
+            process.join()
+            kills += 1
+        else:
+            assert process.exitcode == 0
+    assert kills >= 3
+    assert outcome(folder) == uninterrupted
+    assert not list(folder.glob(".*")), "what killed processes were writing is cleaned up"
+
+
+def stop_and_report(recipe, folder):
+    """Train until a signal, and end with the code that tells what `run` raised."""
+    from regrow.train.signals import StoppedError
+
+    try:
+        train(recipe, folder, save_every=1000)
+    except StoppedError as stopped:
+        sys.exit(100 + stopped.signal)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_what_was_done_and_the_run_goes_on_from_there(tmp_path, uninterrupted, number):
+    folder = tmp_path / "run"
+    process = start(RECIPE, folder, stop_and_report)
+    wait_for(folder / "checkpoint.pt", process)
+    os.kill(process.pid, number)
+    process.join()
+    assert process.exitcode == 100 + number
+    saved = checkpoint.load(folder / "checkpoint.pt")["trainer"]["step"]
+    assert saved > 21, "more than the first epoch, after which the first checkpoint was made"
+    train(RECIPE, folder)
+    assert outcome(folder) == uninterrupted
+
+
+def test_the_command_says_how_to_go_on_and_does_so(tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "regrow", "train", "digits", "--epochs", "400", "--threads", "1", "--out", folder]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    while not (folder / "checkpoint.pt").exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.terminate()
+    _, errors = process.communicate()
+    assert process.returncode == 143, errors
+    assert f"all saved. Go on with: regrow train --resume {folder}" in errors
+    before = checkpoint.load(folder / "checkpoint.pt")["trainer"]["step"]
+    again = subprocess.Popen([*command[:4], "--resume", folder], stdout=subprocess.PIPE, text=True)
+    going_on = next((line for line in again.stdout if line.startswith("going on")), "")
+    again.kill()
+    again.communicate()
+    assert f"(step {before:,})" in going_on
+
+
+def test_a_second_process_is_told_who_has_the_folder(tmp_path):
+    with locked(tmp_path), pytest.raises(FolderError, match=rf"is in use by process {os.getpid()} \(since \d\d:\d\d\)"):
+        run(RECIPE, tmp_path)
+    with locked(tmp_path):
+        pass  # and it is free again
+
+
+def train_without_room(recipe, folder):
+    """Train where no file may become larger than 16 kB, as on a disk that is almost full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, 16_384))
+    try:
+        train(recipe, folder)
+    except FolderError as error:
+        (folder / "said.txt").write_text(str(error))
+        sys.exit(3)
+
+
+def test_a_file_that_cannot_be_written_is_an_error_that_names_it_and_nothing_is_lost(tmp_path, uninterrupted):
+    folder = tmp_path / "run"
+    process = start(RECIPE, folder, train_without_room)
+    process.join()
+    assert process.exitcode == 3
+    said = folder / "said.txt"
+    assert "checkpoint.pt: File too large" in said.read_text()
+    said.unlink()
+    train(RECIPE, folder)
+    assert outcome(folder) == uninterrupted
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_not_writable_is_named(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(FolderError, match="not writable: choose another with --out"):
+        run(RECIPE, tmp_path / "locked" / "run")
+
+
+def test_a_folder_whose_name_is_taken_by_a_file_is_named(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(FolderError, match=r"cannot write .*run: File exists"):
+        run(RECIPE, tmp_path / "run")
+
+
+def test_a_loss_that_is_no_number_stops_with_the_step_and_keeps_the_last_good_checkpoint(tmp_path):
+    # The learning rate explodes at the drop after half of training.
+    recipe = RECIPE.changed(drop_factor=1e30, drops=[0.5])
+    with pytest.raises(DivergedError, match=r"at step \d+ \(epoch 3, .*The last good checkpoint is .*checkpoint\.pt"):
+        run(recipe, tmp_path / "run", save_every=0)
+    state = checkpoint.load(tmp_path / "run" / "checkpoint.pt")["trainer"]
+    assert state["step"] >= 2 * 21
+    assert all(bool(torch.isfinite(weight).all()) for weight in state["model"].values())
+
+
+def test_a_run_that_diverges_at_once_says_that_there_is_no_checkpoint(tmp_path):
+    with pytest.raises(DivergedError, match="No checkpoint was made before"):
+        run(RECIPE.changed(lr=1e30), tmp_path / "run")
+
+
+def test_a_checkpoint_holds_data_only(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"format": 1, "trainer": os.system}, path)
+    with pytest.raises(FolderError, match=r"checkpoint\.pt is damaged"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04", None])
+def test_a_damaged_checkpoint_is_named(tmp_path, damage):
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, {"trainer": {"weights": torch.ones(1000)}})
+    path.write_bytes(path.read_bytes()[:1000] if damage is None else damage)
+    with pytest.raises(
+        FolderError, match=r"checkpoint\.pt is damaged .* Remove it to start the run from the beginning"
+    ):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"method": "incremental"},
+        {"method": "oneshot"},
+        {"bf16": True, "channels_last": True},
+        {"optimizer": "adam", "lr": 1e-3},
+        {"unit": "filter", "sparsity": 0.3},
+        {"ramp_end": 0},
+    ],
+)
+def test_every_kind_of_run_goes_on_bit_for_bit(tmp_path, fields):
+    recipe = RECIPE.changed(epochs=2, finetune_epochs=1, **fields)
+    run(recipe, tmp_path / "whole")
+
+    class EnoughError(Exception):
+        pass
+
+    for stop_at in (1, 30, 50):  # in the first, the second and the fine-tuning epoch
+
+        def leave(event, stop_at=stop_at):
+            if getattr(event, "step", 0) == stop_at:
+                raise EnoughError
+
+        with pytest.raises(EnoughError):
+            run(recipe, tmp_path / "parts", listeners=[leave], save_every=0.01)
+    run(recipe, tmp_path / "parts")
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
