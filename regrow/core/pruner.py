@@ -50,6 +50,8 @@ class Pruner:
     """The life that all methods share; a method says what it remembers and what the next masks are."""
 
     memory: ClassVar[Memory] = Memory.FORGET
+    shared: ClassVar[tuple[str, ...]] = ("every", "unit")
+    """The options that a saved run and the one that continues it must have in common."""
 
     def __init__(
         self,
@@ -112,8 +114,16 @@ class Pruner:
             yield from self.budget.keep_top(scores, sparsity)
             return
         norms = {name: filter_norm(self.targets[name], score) for name, score in scores.items()}
-        for name, keep in self.budget.keep_top(norms, sparsity):
+        shapes = {name: score.shape for name, score in scores.items()}
+        for name, keep in self.budget.keep_top(norms, sparsity, shapes):
             yield name, expand_filters(self.targets[name], keep)
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return what this method alone must save, as plain tensors and numbers."""
+        return {}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `extra_state` returned."""
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -187,11 +197,12 @@ class Pruner:
         """Return what a resumed run needs besides the states of model and optimizer, as plain tensors and numbers."""
         self._settle()
         return {
-            **self.settings(),
+            **self._settings(),
             "step": self.step,
             "flips": self.flips,
             "requested": self.requested,
             "frozen": self._frozen,
+            "extra": self.extra_state(),
             "masks": {name: pack(weight.mask) for name, weight in self._weights.items()},
             "shapes": {name: list(weight.mask.shape) for name, weight in self._weights.items()},
             "error": {
@@ -225,6 +236,7 @@ class Pruner:
                 weight.dense[~weight.mask] = -state["error"][name].to(weight.dense)
             weight.bind()
         self.step, self.flips, self.requested = state["step"], state["flips"], state["requested"]
+        self.load_extra_state(state["extra"])
 
     # How it works
 
@@ -334,19 +346,17 @@ class Pruner:
                     stacklevel=4,
                 )
 
-    def settings(self) -> dict[str, Any]:
-        """Return what a saved run and the one that continues it must have in common."""
+    def _settings(self) -> dict[str, Any]:
         return {
             "method": type(self).__name__,
             "schedule": repr(self.schedule),
-            "every": self.every,
-            "unit": self.unit,
+            **{name: getattr(self, name) for name in self.shared},
             "scope": self.budget.scope,
             "floor": self.budget.floor,
         }
 
     def _checked_masks(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
-        for key, mine in self.settings().items():
+        for key, mine in self._settings().items():
             if state.get(key) != mine:
                 raise ValueError(f"the state was saved with {key}={state.get(key)!r}, this pruner has {key}={mine!r}")
         shapes = {name: list(target.param.shape) for name, target in self.targets.items()}

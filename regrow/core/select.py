@@ -28,7 +28,7 @@ _INTEGERS = {
 _DIGIT = 16
 _CHUNK = 1 << 16  # elements: a chunk and its temporaries stay in the L2 cache
 _DEVICE_CHUNK = 1 << 20  # elements: large enough for an accelerator, a small part of a large model
-_SAMPLE = 1 << 15
+_SAMPLE = 1 << 17
 
 
 class NotANumberError(ValueError):
@@ -129,7 +129,7 @@ def _bracket(scores: Sequence[Tensor], count: int, dtype: torch.dtype) -> tuple[
                 raise NotANumberError(index)
             np.subtract(keys, low, out=keys)
             # Below `low` the difference is negative, which is huge when read as unsigned: one comparison for two.
-            chosen = keys[keys.view(f"u{keys.itemsize}") <= high - low]
+            chosen = np.compress(keys.view(f"u{keys.itemsize}") <= high - low, keys)
             below += int(np.count_nonzero(keys < 0))
             kept += len(chosen)
             if kept > max(total // 16, _CHUNK):  # many equal elements: collecting them would cost memory

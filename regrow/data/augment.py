@@ -52,6 +52,7 @@ class Normalise:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the normalised copy of (B, C, H, W) uint8 `images`, computed in float32 and then rounded."""
-        scale, shift = self._scale.to(images.device), self._shift.to(images.device)
-        values = images.to(torch.float32).mul_(scale).add_(shift)
+        if self._scale.device != images.device:
+            self._scale, self._shift = self._scale.to(images.device), self._shift.to(images.device)
+        values = images.to(torch.float32).mul_(self._scale).add_(self._shift)
         return values.to(self._dtype).contiguous(memory_format=self._format)

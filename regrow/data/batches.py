@@ -39,7 +39,8 @@ class Batches:
     The order of an epoch and what happens to each image depend on (seed, epoch, index) and on nothing else,
     so an epoch can be started in its middle at no cost and repeated bit for bit.
     `batch_size` is the size of the *global* batch: of each batch, process `rank` of `world` sees its own
-    share, and the shares together are the batch that a single process would see.
+    share, and the shares together are the batch that a single process would see. Shares of one batch differ by
+    at most one image in size; where that matters, average with the weight `len(y)`.
 
     >>> for x, y in Batches(load("digits", "train"), 128, seed=1).epoch(0): ...
     >>> for x, y in Batches.evaluation(load("digits", "test"), 500): ...

@@ -8,7 +8,7 @@ mask fixed (the training loop decides how long). Different from the authors' cod
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,6 +23,8 @@ class OneShot(Pruner):
 
     `at=0` prunes a trained model when it is attached; `at=epochs * len(loader)` trains it dense first.
     """
+
+    shared = (*Pruner.shared, "at")
 
     def __init__(
         self,
@@ -45,7 +47,3 @@ class OneShot(Pruner):
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the largest weights."""
         return self.keep_top(self.weights, self.schedule(t))
-
-    def settings(self) -> dict[str, Any]:
-        """Add the step of pruning to what a resumed run must share."""
-        return {**super().settings(), "at": self.at}

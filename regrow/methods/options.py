@@ -28,3 +28,10 @@ def needed(method: object, value: int | None, name: str, meaning: str) -> int:
     if value is None:
         raise ValueError(f"{type(method).__name__} needs {name}=, {meaning}")
     return value
+
+
+def check_share(name: str, value: float) -> float:
+    """Return `value` if it is a share of connections."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must be a share in [0, 1], got {value:g}")
+    return value

@@ -28,3 +28,13 @@ def test_the_real_test_images_are_balanced_and_have_the_known_mean(test_images):
     x = torch.cat([x for x, _ in Batches.evaluation(test_images, 1000)])
     assert x.mean((0, 2, 3)).abs().max() < 0.05
     assert (x.std((0, 2, 3)) - 1).abs().max() < 0.05
+
+
+@pytest.mark.slow
+def test_the_real_training_images_are_balanced_and_not_those_of_the_test(monkeypatch, test_images):
+    train = load("cifar10", "train")
+    assert torch.bincount(train.labels).tolist() == [5000] * 10
+    seen = {image.numpy().tobytes() for image in train.images}
+    shared = sum(image.numpy().tobytes() in seen for image in test_images.images)
+    # A few near-duplicates are in the published data, too.
+    assert shared < 50

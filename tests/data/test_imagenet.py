@@ -61,6 +61,11 @@ def shards(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def stream(shards: Path) -> ImageStream:
+    return load("imagenet", "train", root=shards, workers=0)
+
+
 def epoch(stream: ImageStream, size: int, **options: int) -> dict[int, torch.Tensor]:
     return {int(y): x for xs, ys in Batches(stream, size, **options).epoch(2) for x, y in zip(xs, ys, strict=True)}
 
@@ -136,12 +141,11 @@ def test_the_global_random_state_is_left_alone(folders):
 
 
 @given(seed=st.integers(0, 2**64 - 1), number=st.integers(0, 100))
-def test_an_epoch_over_shards_is_a_permutation_that_mixes_a_window_of_row_groups_at_a_time(shards, seed, number):
-    train = load("imagenet", "train", root=shards, workers=0)
-    order = train.order(seed, number)
+def test_an_epoch_over_shards_is_a_permutation_that_mixes_a_window_of_row_groups_at_a_time(stream, seed, number):
+    order = stream.order(seed, number)
     assert sorted(order) == list(range(120))
     for start in range(0, 120, 3 * WINDOW):
-        groups = set(train.reader.blocks[order[start : start + 3 * WINDOW]].tolist())
+        groups = set(stream.reader.blocks[order[start : start + 3 * WINDOW]].tolist())
         assert len(groups) <= WINDOW
 
 

@@ -170,13 +170,21 @@ def test_a_damaged_file_is_read_or_refused_but_nothing_else(tmp_path, data):
         assert load("cifar10", "test", root=tmp_path).images.shape[1:] == (3, 32, 32)
 
 
-def test_without_pyarrow_one_is_told_what_to_install(tmp_path):
+def test_without_pyarrow_or_pillow_one_is_told_what_to_install(tmp_path):
     write(tmp_path / "cifar10/test.parquet", [encode(images(1)[0])], [0])
-    program = (
-        "import sys; sys.modules['pyarrow'] = None\n"
-        "from regrow.data import load\n"
-        f"load('cifar10', 'test', root={str(tmp_path)!r})"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert 'ImportError: reading this needs pyarrow: pip install "regrow[data]"' in done.stderr
+    program = f"""
+import sys
+from regrow.data import load
+
+for missing in ("PIL", "pyarrow"):
+    sys.modules[missing] = None
+    try:
+        load("cifar10", "test", root={str(tmp_path)!r})
+    except ImportError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        'reading this needs pillow: pip install "regrow[data]"',
+        'reading this needs pyarrow: pip install "regrow[data]"',
+    ]

@@ -1,0 +1,65 @@
+"""Deep rewiring (Bellec et al. 2018): connections walk at random, those that cross zero are replaced at random.
+
+This is the variant that DSR was compared with: an L1 gradient of 1e-5 and noise N(0, √(2ηT)) on active weights, with
+η = 0.01 and a temperature T that falls from 1e-5 to 1e-15 over training; after every step a weight that has changed
+its sign goes dormant and another one of the layer wakes up. Use an optimizer without weight decay. Different from the
+original: the optimizer's own step replaces plain gradient descent (with its momentum, which starts anew for new
+connections), and a new connection takes the sign that its gradient gives it instead of one that is fixed beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from regrow.core.budget import keep_largest
+from regrow.methods.rewire import Rewire, RewireOptions
+
+
+class DeepR(Rewire):
+    """Samples the connections of `model` together with their weights; `total` is the length of training in steps."""
+
+    fresh_momentum = True
+    shared = (*Rewire.shared, "l1", "temperature", "eta")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        sparsity: float,
+        total: int | None = None,
+        l1: float = 1e-5,
+        temperature: tuple[float, float] = (1e-5, 1e-15),
+        eta: float = 0.01,
+        **options: Unpack[RewireOptions],
+    ) -> None:
+        self.l1, self.temperature, self.eta = l1, temperature, eta
+        self._before: dict[str, Tensor] = {}
+        super().__init__(model, optimizer, sparsity=sparsity, every=1, total=total, **options)
+
+    @torch.no_grad()
+    def before_update(self) -> None:
+        """Add the L1 gradient and remember the signs."""
+        super().before_update()
+        for name, target in self.targets.items():
+            self._before[name] = target.param.sign()
+            if target.param.grad is not None:
+                target.param.grad.add_(self._before[name], alpha=self.l1)
+
+    def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
+        """Shake the active weights, drop those that crossed zero, grow as many at random where there was none."""
+        hot, cold = self.temperature
+        noise = (2 * self.eta * hot * (cold / hot) ** (t / self.total)) ** 0.5
+        for name, mask in self.masks.items():
+            weight = self.weights[name]
+            shake = torch.special.ndtri(self.draw(name, t, "noise")).mul_(noise)
+            weight += shake.to(weight.dtype) * mask
+            crossed = mask & (weight.sign() * self._before[name] < 0)
+            moved = min(int(torch.count_nonzero(crossed)), int(torch.count_nonzero(~mask)))
+            dropped = keep_largest(name, weight, crossed, moved)
+            yield name, (mask & ~dropped) | keep_largest(name, self.draw(name, t), ~mask, moved)

@@ -1,0 +1,98 @@
+"""Dynamic sparse reparameterisation (Mostafa & Wang 2019): one adaptive threshold drops, random growth redistributes.
+
+Defaults are the authors': random masks of one density, all below a threshold H go, H doubles or halves to drop about
+N connections per update (`drop`), layers grow in proportion to what survived in them. The period `every` doubles at
+12.5, 40 and 70 % of training and nothing moves in its last 5 %. The first convolution and 1x1 shortcuts stay dense.
+Different from the authors' code: N is 1.37 % of the targeted weights unless given (their 20,000 for WRN-28-2 and
+400,000 for ResNet-50 are absolute), rounding goes to the largest remainders instead of to a random layer, and H
+halves at once where more would be dropped than there are places to grow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from regrow.core.budget import allocate, keep_largest
+from regrow.core.targets import find_targets
+from regrow.methods.rewire import Rewire, RewireOptions
+
+_SHORTCUT = re.compile(r"shortcut|downsample|skip|proj", re.IGNORECASE)
+
+
+class DSR(Rewire):
+    """Moves connections of `model` between places and layers; `total` is the length of training in steps."""
+
+    until = 0.95
+    shared = (*Rewire.shared, "drop")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        sparsity: float,
+        every: int = 100,
+        total: int | None = None,
+        drop: int | None = None,
+        threshold: float = 1e-3,
+        **options: Unpack[RewireOptions],
+    ) -> None:
+        if options.get("targets") is None:
+            options["targets"] = _authors_targets(model, include_last=options.get("include_last", False))
+        self.drop, self.threshold = drop or 0, threshold
+        super().__init__(model, optimizer, sparsity=sparsity, every=every, total=total, **options)
+        if drop is None:
+            self.drop = round(self.masks.total * 20_000 / 1_460_000)
+
+    def due(self, t: int) -> bool:
+        """Return whether connections move at step `t`."""
+        period = self.every * 2 ** sum(t >= share * self.total for share in (0.125, 0.4, 0.7))
+        return t == 0 or (t % period == 0 and t < self.until * self.total)
+
+    def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
+        """Drop all below the threshold, grow as many at random where there was nothing."""
+        masks = dict(self.masks)
+        free = [int(torch.count_nonzero(~mask)) for mask in masks.values()]
+        active = self.masks.kept
+        while True:
+            kept = {name: self._survivors(name, mask) for name, mask in masks.items()}
+            survivors = [int(torch.count_nonzero(keep)) for keep in kept.values()]
+            moved = active - sum(survivors)
+            if moved <= sum(free):
+                break
+            self.threshold /= 2
+        if moved < 0.9 * self.drop:
+            self.threshold *= 2
+        elif moved > 1.1 * self.drop:
+            self.threshold /= 2
+        grown = allocate(moved, survivors, free)
+        for (name, keep), count in zip(kept.items(), grown, strict=True):
+            yield name, keep | keep_largest(name, self.draw(name, t), ~masks[name], count)
+
+    def _survivors(self, name: str, mask: Tensor) -> Tensor:
+        weight = self.weights[name]
+        keep = mask & (weight.abs() >= self.threshold)
+        return keep if keep.any() or not mask.any() else keep_largest(name, weight, mask, 1)
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return the threshold, which adapts."""
+        return {"threshold": self.threshold}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Take the threshold back."""
+        self.threshold = state["threshold"]
+
+
+def _authors_targets(model: nn.Module, *, include_last: bool) -> list[str]:
+    """Name the default targets but the first one and 1x1 convolutions whose name says that they are shortcuts."""
+    first, *others = find_targets(model, include_last=include_last)
+    sparse = [
+        target.name for target in others if not (_SHORTCUT.search(target.name) and target.param.shape[2:].numel() == 1)
+    ]
+    return sparse or [first.name]

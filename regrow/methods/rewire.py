@@ -1,0 +1,98 @@
+"""What drop-and-grow methods share: a random sparse start, and a number of connections that never changes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, TypedDict
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from regrow.core.budget import Scope
+from regrow.core.pruner import Pruner
+from regrow.core.random import uniform
+from regrow.core.targets import TargetSpec
+from regrow.methods.options import needed
+
+
+class RewireOptions(TypedDict, total=False):
+    """What every drop-and-grow method takes besides its own options."""
+
+    seed: int
+    scope: Scope
+    targets: TargetSpec
+    include_last: bool
+    group: dist.ProcessGroup | None
+
+
+class Rewire(Pruner, ABC):
+    """Starts from random masks and moves connections every `every` steps until `until` of the `total` steps.
+
+    A method says in `rewire` which connections it drops and where as many grow. New ones start from weight zero;
+    `fresh_momentum` tells whether the optimizer forgets the momentum that it has gathered for them.
+    """
+
+    scope: ClassVar[Scope] = "layer"
+    until: ClassVar[float] = 1.0
+    fresh_momentum: ClassVar[bool] = False
+    shared = (*Pruner.shared, "total", "seed")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        sparsity: float,
+        every: int | None,
+        total: int | None,
+        seed: int = 0,
+        scope: Scope | None = None,
+        targets: TargetSpec = None,
+        include_last: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.total = needed(self, total, "total", "the optimizer steps of the whole training: epochs * len(loader)")
+        if self.total < 1:
+            raise ValueError(f"total must be the optimizer steps of the whole training, got {total}")
+        every = needed(self, every, "every", "the optimizer steps between updates: every=len(loader) is once per epoch")
+        self.seed = seed
+        super().__init__(
+            model,
+            optimizer,
+            sparsity=sparsity,
+            every=every,
+            scope=scope or self.scope,
+            targets=targets,
+            include_last=include_last,
+            group=group,
+        )
+
+    @abstractmethod
+    def rewire(self, t: int) -> Iterable[tuple[str, Tensor]]:
+        """Return (name, mask) pairs with as many connections as there are now."""
+
+    def due(self, t: int) -> bool:
+        """Return whether connections move at step `t`; at the end of training they do not."""
+        return t == 0 or (t % self.every == 0 and t < self.until * self.total)
+
+    def next_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
+        """Draw the first masks, then rewire them."""
+        if t == 0:
+            yield from self.keep_top({name: self.draw(name, 0) for name in self.targets}, self.schedule(0))
+            return
+        for name, mask in self.rewire(t):
+            if self.fresh_momentum:
+                self._forget_momentum(name, mask & ~self.masks[name])
+            yield name, mask
+
+    def draw(self, name: str, t: int, purpose: str = "place") -> Tensor:
+        """Return a random number in (0, 1) for every weight of `name`, the same on every rank and in every rerun."""
+        return uniform(self.weights[name], seed=self.seed, layer=f"{name} {purpose}", step=t)
+
+    def _forget_momentum(self, name: str, where: Tensor) -> None:
+        state = self.optimizer.state.get(self.targets[name].param, {})
+        for key in ("momentum_buffer", "exp_avg"):
+            if isinstance(state.get(key), Tensor):
+                state[key].masked_fill_(where, 0)

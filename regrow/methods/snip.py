@@ -1,0 +1,94 @@
+"""SNIP (Lee et al. 2019): one batch through the new network tells which connections the loss is sensitive to.
+
+The score |∂L/∂m| at m = 1 is |g·w|; the largest stay, once and for all, chosen over all layers together. Defaults are
+those of the common PyTorch ports: batch norm in training mode, and the weights that were scored are the ones trained.
+Different from the authors' code: they score with batch norm in inference mode (`inference=True`) and train another
+initialisation (`Fixed(fresh_model, optimizer, pruner.masks)`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Unpack
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import Parameter
+from torch.optim import Optimizer
+
+from regrow.core.pruner import Pruner
+from regrow.methods.options import Options
+
+
+class SNIP(Pruner):
+    """Prunes `model` once, before it is trained.
+
+    `loss` returns the loss of one batch, for example `lambda: F.cross_entropy(model(x), y)`; it is called once, now,
+    and leaves gradients and running statistics as they were. Without it, the gradients of the first training step
+    score the weights just before they are updated. Processes that train together average their gradients either way.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        sparsity: float,
+        loss: Callable[[], Tensor] | None = None,
+        inference: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        if inference and loss is None:
+            raise ValueError("inference=True needs loss=, a function that returns the loss of one batch")
+        self._gradients = {} if loss is None else _gradients(model, loss, inference, options.get("group"))
+        self._scored = False
+        super().__init__(model, optimizer, sparsity=sparsity, **options)
+
+    def due(self, t: int) -> bool:
+        """Return whether the masks can be made: when attached, if a loss was given."""
+        return t == 0 and bool(self._gradients)
+
+    def before_update(self) -> None:
+        """Score with the first step's gradients if nothing else has; a step that overflowed does not count."""
+        super().before_update()
+        overflow = getattr(self.optimizer, "found_inf", None)
+        if self.step or self._scored or self._frozen or self._uncounted or (overflow is not None and bool(overflow)):
+            return
+        self._gradients = {target.param: target.param.grad for target in self.targets.values()}
+        self._refresh()
+
+    def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
+        """Keep the weights of largest |g·w|."""
+        gradients, self._gradients, self._scored = self._gradients, {}, True
+        scores = {}
+        for name, weight in self.weights.items():
+            gradient = gradients[self.targets[name].param]
+            scores[name] = torch.zeros_like(weight) if gradient is None else gradient * weight
+        return self.keep_top(scores, self.schedule(t))
+
+
+def _gradients(
+    model: nn.Module, loss: Callable[[], Tensor], inference: bool, group: dist.ProcessGroup | None
+) -> dict[Parameter, Tensor | None]:
+    """Return the gradient of `loss` for every parameter and leave no other trace."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    norms = [module for module in model.modules() if inference and isinstance(module, _BatchNorm) and module.training]
+    buffers = {buffer: buffer.clone() for buffer in model.buffers()}
+    unsynchronised = getattr(model, "no_sync", nullcontext)  # DDP would wait for a backward pass
+    for module in norms:
+        module.eval()
+    try:
+        with torch.enable_grad(), unsynchronised():
+            gradients = torch.autograd.grad(loss(), parameters, allow_unused=True, materialize_grads=True)
+    finally:
+        for module in norms:
+            module.train()
+        for buffer, before in buffers.items():
+            buffer.data.copy_(before)
+    if dist.is_available() and dist.is_initialized():
+        for gradient in gradients:
+            dist.all_reduce(gradient, group=group)
+    return dict(zip(parameters, gradients, strict=True))

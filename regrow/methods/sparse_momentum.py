@@ -1,0 +1,80 @@
+"""Sparse momentum (Dettmers & Zettlemoyer 2019): layers and weights of large momentum get what others lose.
+
+Defaults are the authors': random masks of one density in every layer, the last linear one included, a share of 0.5 of
+the connections that falls to 0.005 by half a cosine, once per epoch (`every=len(loader)`) but not after the last one.
+Different from the authors' code: the number of connections is exact (theirs drifts by rounding), and what does not fit
+into a layer is split over the others by their own contributions instead of evenly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from regrow.core.budget import allocate, keep_largest
+from regrow.methods.options import check_share
+from regrow.methods.rewire import Rewire, RewireOptions
+
+
+class SparseMomentum(Rewire):
+    """Moves connections of `model` to where the momentum is largest; `total` is the length of training in steps."""
+
+    shared = (*Rewire.shared, "rate")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        sparsity: float,
+        every: int | None = None,
+        total: int | None = None,
+        rate: float = 0.5,
+        **options: Unpack[RewireOptions],
+    ) -> None:
+        self.rate = check_share("rate", rate)
+        groups = getattr(optimizer, "param_groups", [{"momentum": 1}])  # what is no optimizer is refused below
+        if not any(group.get("momentum") or group.get("betas", [0])[0] for group in groups):
+            raise ValueError(
+                f"SparseMomentum grows where momentum is largest, and this {type(optimizer).__name__} has none: "
+                "use SGD with momentum=0.9, or Adam"
+            )
+        options = {"include_last": True, **options}
+        super().__init__(model, optimizer, sparsity=sparsity, every=every, total=total, **options)
+
+    def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
+        """Drop the smallest of each layer, share the places by mean |momentum|, grow at the largest |momentum|."""
+        masks = dict(self.masks)
+        active = {name: int(torch.count_nonzero(mask)) for name, mask in masks.items()}
+        means = [
+            float(self.momentum(name)[mask].abs().mean(dtype=torch.float64)) if active[name] else 0.0
+            for name, mask in masks.items()
+        ]
+        rate = 0.005 + max(self.rate - 0.005, 0) * (1 + math.cos(math.pi * t / self.total)) / 2
+        kept, free, moved = {}, [], 0
+        for (name, mask), mean in zip(masks.items(), means, strict=True):
+            pruned = 1 - active[name] / mask.numel()
+            dense_and_busy = pruned < 0.2 and mean * len(means) > sum(means)
+            count = math.ceil((min(pruned, rate) if dense_and_busy else rate) * active[name])
+            kept[name] = keep_largest(name, self.weights[name], mask, active[name] - count)
+            free.append(mask.numel() - active[name] + count)
+            moved += count
+        caps = [int(0.99 * places) for places in free]
+        grown = allocate(moved, means, caps if sum(caps) >= moved else free)
+        for (name, keep), count in zip(kept.items(), grown, strict=True):
+            yield name, keep | keep_largest(name, self.momentum(name), ~keep, count)
+
+    def momentum(self, name: str) -> Tensor:
+        """Return the direction in which the optimizer is moving `name`, scaled as Adam does if it is Adam."""
+        state = self.optimizer.state.get(self.targets[name].param, {})
+        if isinstance(buffer := state.get("momentum_buffer"), Tensor):
+            return buffer
+        if "exp_avg" in state and "exp_avg_sq" in state:
+            scaled: Tensor = state["exp_avg"] / (state["exp_avg_sq"].sqrt() + 1e-8)
+            return scaled
+        raise ValueError(f"the optimizer has gathered no momentum for {name}: is it trained at all?")

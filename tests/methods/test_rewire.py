@@ -1,0 +1,245 @@
+"""Drop and grow: RigL, SET, sparse momentum, DSR and DeepR against slow transcriptions, and what they never do."""
+
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import regrow
+from tests.methods import reference
+from tests.methods.networks import Training, steps, trainings
+
+TRAINING = Training(convs=(5, 6), hidden=(7,), momentum=0.9, decay=0.001, seed=3)
+TOTAL = 12
+METHODS = {
+    "RigL": lambda m, o, **k: regrow.RigL(m, o, every=2, total=TOTAL, **k),
+    "SET": lambda m, o, **k: regrow.SET(m, o, every=2, total=TOTAL, **k),
+    "SparseMomentum": lambda m, o, **k: regrow.SparseMomentum(m, o, every=2, total=TOTAL, **k),
+    "DSR": lambda m, o, **k: regrow.DSR(m, o, every=1, total=TOTAL, threshold=0.02, **k),
+    "DeepR": lambda m, o, **k: regrow.DeepR(m, o, total=TOTAL, **k),
+}
+
+
+class Watch:
+    """Sees what the optimizer made of the weights before the pruner does, and keeps the masks from before."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+        optimizer.register_step_pre_hook(lambda *_: self.look("before"))
+        optimizer.register_step_post_hook(lambda *_: self.look("updated"))
+
+    def look(self, when: str) -> None:
+        setattr(self, when, {name: p.detach().clone() for name, p in self.model.named_parameters()})
+        self.gradients = {name: p.grad.clone() for name, p in self.model.named_parameters()}
+        if when == "updated":
+            states = {name: self.optimizer.state[p] for name, p in self.model.named_parameters()}
+            self.momentum = {
+                n: s["momentum_buffer"].clone() for n, s in states.items() if s.get("momentum_buffer") is not None
+            }
+
+    def weights(self, masks: regrow.Masks) -> dict[str, list[float]]:
+        return {name: (self.updated[name] * mask).flatten().tolist() for name, mask in masks.items()}
+
+
+def flat(tensors, names):
+    return {name: tensors[name].flatten().tolist() for name in names}
+
+
+def indices(masks):
+    return {name: set(mask.flatten().nonzero().flatten().tolist()) for name, mask in masks.items()}
+
+
+def attach(name, training=TRAINING, **options):
+    model = training.model()
+    optimizer = training.optimizer(model)
+    watch = Watch(model, optimizer)
+    return model, optimizer, watch, METHODS[name](model, optimizer, **options)
+
+
+@pytest.mark.parametrize("sparsity", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("method", list(METHODS))
+def test_masks_equal_those_of_the_slow_transcription(method, sparsity):
+    model, optimizer, watch, pruner = attach(method, sparsity=sparsity, seed=7)
+    masks, threshold, moved = pruner.masks.clone(), 0.02, 0
+    for t in steps(model, optimizer, TOTAL):
+        if pruner.due(t):
+            active, weights = indices(masks), watch.weights(masks)
+            if method == "RigL":
+                expected = reference.rigl(t, TOTAL, 0.3, active, weights, flat(watch.gradients, masks))
+            elif method == "SET":
+                expected = reference.set_(t, 0.3, 7, active, weights)
+            elif method == "SparseMomentum":
+                expected = reference.sparse_momentum(t, TOTAL, 0.5, active, weights, flat(watch.momentum, masks))
+            elif method == "DSR":
+                expected, threshold = reference.dsr(t, threshold, pruner.drop, 7, active, weights)
+                assert threshold == pruner.threshold
+            else:
+                expected = reference.deepr(t, TOTAL, 7, active, flat(watch.before, masks), weights)
+            assert indices(pruner.masks) == expected, t
+            moved += pruner.flips
+        else:
+            assert indices(pruner.masks) == indices(masks)
+        masks = pruner.masks.clone()
+    assert moved > 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    method=st.sampled_from(list(METHODS)),
+    training=trainings(0.9),
+    sparsity=st.floats(0.0, 0.95),
+    scope=st.sampled_from(["global", "layer", "er", "erk"]),
+    seed=st.integers(0, 2**40),
+)
+@pytest.mark.filterwarnings("ignore:all of .* is pruned")
+def test_the_number_of_connections_never_changes_and_new_ones_start_at_zero(method, training, sparsity, scope, seed):
+    model, optimizer, _, pruner = attach(method, training, sparsity=sparsity, scope=scope, seed=seed)
+    count, masks = pruner.masks.kept, pruner.masks.clone()
+    if scope != "layer":
+        assert masks.total - count == round(masks.total * sparsity)
+    else:
+        assert all(m.numel() - int(m.sum()) == round(m.numel() * sparsity) for m in masks.values())
+    for _ in steps(model, optimizer, 8):
+        assert pruner.masks.kept == count
+        for name, mask in pruner.masks.items():
+            weight = dict(model.named_parameters())[name]
+            assert not weight[~mask].any()
+            assert not weight[mask & ~masks[name]].any()
+        masks = pruner.masks.clone()
+
+
+PROPERTY = settings(max_examples=12, deadline=None)
+
+
+@PROPERTY
+@given(training=trainings(0.9), sparsity=st.floats(0.05, 0.9))
+def test_set_moves_as_many_connections_as_it_drops(training, sparsity):
+    """Were one of the dropped allowed to grow back, fewer would have changed."""
+    model, optimizer, watch, pruner = attach("SET", training, sparsity=sparsity)
+    masks = pruner.masks.clone()
+    for t in steps(model, optimizer, 6):
+        for name, old in masks.items():
+            weight, free = watch.updated[name] * old, int((~old).sum())
+            share = min(0.3, free / max(int(old.sum()), 1)) if pruner.due(t) else 0
+            dropped = sum(int(share * int(side.sum())) for side in (old & (weight >= 0), old & (weight < 0)))
+            new = pruner.masks[name]
+            assert int((old & ~new).sum()) == int((new & ~old).sum()) == dropped
+        masks = pruner.masks.clone()
+
+
+@PROPERTY
+@given(training=trainings(0.9), sparsity=st.floats(0.05, 0.9))
+def test_dsr_leaves_nothing_below_the_threshold_but_new_connections(training, sparsity):
+    model, optimizer, watch, pruner = attach("DSR", training, sparsity=sparsity)
+    masks, threshold = pruner.masks.clone(), pruner.threshold
+    for t in steps(model, optimizer, 6):
+        for name, old in masks.items():
+            stayed = old & pruner.masks[name]
+            if pruner.due(t) and int(stayed.sum()) > 1 and pruner.threshold >= threshold / 2:
+                lowest = min(threshold, 2 * pruner.threshold)
+                assert not bool((watch.updated[name][stayed].abs() < lowest / 2).any())
+        masks, threshold = pruner.masks.clone(), pruner.threshold
+
+
+@PROPERTY
+@given(training=trainings(0.9), sparsity=st.floats(0.5, 0.9))
+def test_deep_rewiring_keeps_no_connection_that_has_crossed_zero(training, sparsity):
+    model, optimizer, watch, pruner = attach("DeepR", training, sparsity=sparsity)
+    masks = pruner.masks.clone()
+    for _ in steps(model, optimizer, 6):
+        for name, old in masks.items():
+            stayed, weight = old & pruner.masks[name], dict(model.named_parameters())[name].detach()
+            if 2 * int(old.sum()) <= old.numel():  # there is room for everyone who has to move
+                assert not bool((watch.before[name][stayed].sign() * weight[stayed].sign() < 0).any())
+        masks = pruner.masks.clone()
+
+
+@pytest.mark.parametrize(("method", "forgets"), [("RigL", True), ("SET", True), ("DeepR", True), ("DSR", False)])
+def test_momentum_of_new_connections_starts_anew_where_the_authors_do_so(method, forgets):
+    model, optimizer, _, pruner = attach(method, sparsity=0.6)
+    masks, grown = pruner.masks.clone(), 0
+    for _ in steps(model, optimizer, 8):
+        for name, mask in pruner.masks.items():
+            new = mask & ~masks[name]
+            buffer = optimizer.state[dict(model.named_parameters())[name]]["momentum_buffer"]
+            assert not (forgets and buffer[new].any())
+            grown += int(torch.count_nonzero(buffer[new])) if not forgets else int(new.sum())
+        masks = pruner.masks.clone()
+    assert grown > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "last"), [("RigL", 8), ("SET", 10), ("SparseMomentum", 10), ("DSR", 8), ("DeepR", 11)]
+)
+def test_rewiring_stops_when_the_authors_stop(method, last):
+    *_, pruner = attach(method, sparsity=0.8)
+    due = [t for t in range(40) if pruner.due(t)]
+    assert due[-1] == last
+    if method == "DSR":
+        assert due == [0, 1, 2, 4, 8]  # the period 1 doubles at steps 1.5, 4.8 and 8.4 of 12
+
+
+def test_deep_rewiring_shakes_active_weights_with_the_noise_of_the_temperature():
+    model = nn.Linear(200, 50, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    nn.init.constant_(model.weight, 1.0)
+    pruner = regrow.DeepR(model, optimizer, sparsity=0.5, total=10, l1=0.25, include_last=True)
+    model.weight.grad = torch.zeros_like(model.weight)
+    optimizer.step()
+    active = model.weight[pruner.masks["weight"]].detach()
+    assert active.mean().item() == pytest.approx(0.75, abs=1e-5)  # lr · l1 towards zero
+    assert active.std().item() == pytest.approx((2 * 0.01 * 1e-5 * 1e-10**0.1) ** 0.5, rel=0.05)
+    assert statistics.fmean((active - active.mean()).sign().tolist()) == pytest.approx(0, abs=0.05)
+
+
+def test_sparse_momentum_reads_the_scaled_momentum_of_adam():
+    model = TRAINING.model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    pruner = regrow.SparseMomentum(model, optimizer, sparsity=0.5, every=1, total=10)
+    list(steps(model, optimizer, 2))
+    for name, target in pruner.targets.items():
+        state = optimizer.state[target.param]
+        assert torch.equal(pruner.momentum(name), state["exp_avg"] / (state["exp_avg_sq"].sqrt() + 1e-8))
+
+
+def test_default_targets_are_those_of_the_authors():
+    model = regrow_resnet()
+    names = [name for name, p in model.named_parameters() if p.ndim > 1]
+    dense = {name for name in names if "shortcut" in name}
+    assert dense
+    pruners = {name: attach_to(regrow_resnet(), name) for name in METHODS}
+    assert set(pruners["SparseMomentum"].targets) == set(names)
+    assert set(pruners["DSR"].targets) == set(names) - dense - {names[0], names[-1]}
+    assert set(pruners["RigL"].targets) == set(names) - {names[-1]}
+
+
+def regrow_resnet():
+    from regrow.models import build
+
+    return build("wrn10-1")
+
+
+def attach_to(model, method):
+    return METHODS[method](model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), sparsity=0.9)
+
+
+def test_what_is_missing_or_wrong_is_said_before_anything_changes():
+    model = TRAINING.model()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = TRAINING.optimizer(model)
+    with pytest.raises(ValueError, match=r"SET needs every=.*len\(loader\)"):
+        regrow.SET(model, optimizer, sparsity=0.9, total=10)
+    with pytest.raises(ValueError, match=r"RigL needs total=.*epochs \* len\(loader\)"):
+        regrow.RigL(model, optimizer, sparsity=0.9)
+    with pytest.raises(ValueError, match="this SGD has none: use SGD with momentum"):
+        regrow.SparseMomentum(model, torch.optim.SGD(model.parameters(), lr=0.1), sparsity=0.9, every=1, total=9)
+    with pytest.raises(ValueError, match=r"drop must be a share in \[0, 1\], got 30"):
+        regrow.RigL(model, optimizer, sparsity=0.9, total=10, drop=30)
+    with pytest.raises(ValueError, match="total must be the optimizer steps of the whole training, got 0"):
+        regrow.DSR(model, optimizer, sparsity=0.9, total=0)
+    with pytest.raises(ValueError, match=r"scope must be one of 'global', .*got 'erdos'"):
+        regrow.RigL(model, optimizer, sparsity=0.9, total=10, scope="erdos")
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())

@@ -1,0 +1,94 @@
+"""SNIP's score is the gradient with respect to the mask, and its mask is made once."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call
+
+import regrow
+from tests.core.reference import stable_masks
+from tests.methods.networks import Training, steps, trainings
+
+TRAINING = Training(convs=(5, 6), hidden=(7,), momentum=0.9, decay=0.001, seed=3)
+
+
+def batch(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(8, 2, 4, 4, generator=generator), torch.randint(0, 3, (8,), generator=generator)
+
+
+def sensitivities(model: nn.Module, names: list[str], seed: int = 0) -> list[torch.Tensor]:
+    """Differentiate the loss with respect to explicit mask variables, at m = 1."""
+    model = copy.deepcopy(model)
+    parameters = dict(model.named_parameters())
+    masks = {name: torch.ones_like(parameters[name], requires_grad=True) for name in names}
+    masked = {name: p.detach() * masks[name] if name in masks else p.detach() for name, p in parameters.items()}
+    x, y = batch(seed)
+    loss = nn.functional.cross_entropy(functional_call(model, masked, (x,)), y)
+    return list(torch.autograd.grad(loss, list(masks.values())))
+
+
+@settings(max_examples=20, deadline=None)
+@given(training=trainings(), sparsity=st.floats(0, 0.95), given_loss=st.booleans())
+@pytest.mark.filterwarnings("ignore:all of .* is pruned")
+def test_the_mask_keeps_the_largest_gradients_with_respect_to_the_mask(training, sparsity, given_loss):
+    model = training.model()
+    optimizer = training.optimizer(model)
+    names = [name for name, p in model.named_parameters() if p.ndim > 1][:-1]
+    scores = sensitivities(model, names)
+    x, y = batch()
+    loss = lambda: nn.functional.cross_entropy(model(x), y)  # noqa: E731
+    pruner = regrow.SNIP(model, optimizer, sparsity=sparsity, loss=loss if given_loss else None)
+    if not given_loss:
+        assert pruner.sparsity == 0
+        list(steps(model, optimizer, 1))  # whose batch is `batch(0)`
+    expected = stable_masks(scores, round(sparsity * pruner.masks.total))
+    assert list(pruner.masks) == names
+    assert all(torch.equal(a, b) for a, b in zip(expected, pruner.masks.values(), strict=True))
+    before = pruner.masks.clone()
+    list(steps(model, optimizer, 3, start=1))
+    assert all(torch.equal(mask, before[name]) for name, mask in pruner.masks.items())
+    assert not any(weight[~before[name]].any() for name, weight in pruner.weights.items())
+
+
+def test_scoring_leaves_gradients_statistics_and_modes_as_they_were():
+    model = TRAINING.model()
+    state = copy.deepcopy(model.state_dict())
+    x, y = batch()
+    regrow.SNIP(
+        model,
+        TRAINING.optimizer(model),
+        sparsity=0.0,
+        loss=lambda: nn.functional.cross_entropy(model(x), y),
+        inference=True,
+    )
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert all(module.training for module in model.modules())
+
+
+def test_the_authors_score_in_inference_mode_and_train_another_initialisation():
+    model, other = TRAINING.model(), Training(**{**TRAINING.__dict__, "seed": 4}).model()
+    x, y = batch()
+    pruner = regrow.SNIP(
+        model,
+        TRAINING.optimizer(model),
+        sparsity=0.7,
+        loss=lambda: nn.functional.cross_entropy(model(x), y),
+        inference=True,
+    )
+    names = list(pruner.masks)
+    expected = stable_masks(sensitivities(TRAINING.model().eval(), names), round(0.7 * pruner.masks.total))
+    assert all(torch.equal(a, b) for a, b in zip(expected, pruner.masks.values(), strict=True))
+    fixed = regrow.Fixed(other, TRAINING.optimizer(other), pruner.masks)
+    assert fixed.masks.kept == pruner.masks.kept
+
+
+def test_inference_mode_without_a_loss_is_refused():
+    model = TRAINING.model()
+    with pytest.raises(ValueError, match="inference=True needs loss="):
+        regrow.SNIP(model, TRAINING.optimizer(model), sparsity=0.9, inference=True)
