@@ -164,7 +164,10 @@ class Recipe:
 def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float):
+        return repr(value)
+    # JSON's texts are TOML's but for one character, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _check_types(recipe: Recipe) -> None:

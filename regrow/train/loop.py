@@ -53,7 +53,7 @@ class Phase:
 
 
 class Trainer:
-    """Trains as `recipe` says. `run` can be left after any step; a trainer made of `state_dict()` goes on bit for bit."""
+    """Trains as `recipe` says. `run` can be left after any step; a trainer made of its state goes on bit for bit."""
 
     def __init__(self, recipe: Recipe, state: Mapping[str, Any] | None = None) -> None:
         self.recipe = recipe
