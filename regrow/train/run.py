@@ -115,7 +115,9 @@ class _Run:
 
     def _begin(self) -> None:
         resumed = self._checkpoint.is_file()
-        state = checkpoint.load(self._checkpoint) if resumed else {"metrics": 0, "seconds": 0.0, "last": None}
+        state: dict[str, Any] = {"metrics": 0, "seconds": 0.0, "last": None}
+        if resumed:
+            state = checkpoint.load(self._checkpoint)
         try:
             self.trainer = Trainer(self.recipe, state.get("trainer"))
         except ValueError as error:
