@@ -213,15 +213,20 @@ class Pruner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken; load the states of model and optimizer first."""
+        """Continue where `state_dict` was taken: attach, then load the states of model, optimizer and pruner."""
         masks = self._checked_masks(state)
         if self._shown:
             self._hide()
-        for weight in self._weights.values():
-            weight.bind()  # the model was just given its weights: they need not fit the masks of before
         for name, mask in masks.items():
-            weight = self._weights[name]
-            if torch.count_nonzero(weight.pruned[~mask.to(weight.pruned.device)]):
+            weight, mask = self._weights[name], mask.to(self._weights[name].mask.device)
+            if self._memory is Memory.FORGET and not weight.touched and bool(torch.any(mask & ~weight.mask)):
+                raise ValueError(
+                    f"{name} was pruned when the pruner was attached, and not with the saved masks: load the "
+                    "model's state after attaching the pruner and before loading the pruner's"
+                )
+            if weight.touched:
+                weight.bind()
+            if self._memory is not Memory.SOFT and torch.count_nonzero(weight.pruned[~mask]):
                 raise ValueError(
                     f"{name} has weights where the saved mask has none: load the model's state of the same moment "
                     "before the pruner's"

@@ -35,6 +35,7 @@ class Rewire(Pruner, ABC):
     """
 
     scope: ClassVar[Scope] = "layer"
+    include_last: ClassVar[bool] = False
     until: ClassVar[float] = 1.0
     fresh_momentum: ClassVar[bool] = False
     shared = (*Pruner.shared, "total", "seed")
@@ -50,7 +51,7 @@ class Rewire(Pruner, ABC):
         seed: int = 0,
         scope: Scope | None = None,
         targets: TargetSpec = None,
-        include_last: bool = False,
+        include_last: bool | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.total = needed(self, total, "total", "the optimizer steps of the whole training: epochs * len(loader)")
@@ -65,7 +66,7 @@ class Rewire(Pruner, ABC):
             every=every,
             scope=scope or self.scope,
             targets=targets,
-            include_last=include_last,
+            include_last=self.include_last if include_last is None else include_last,
             group=group,
         )
 

@@ -24,6 +24,7 @@ from regrow.methods.rewire import Rewire, RewireOptions
 class SparseMomentum(Rewire):
     """Moves connections of `model` to where the momentum is largest; `total` is the length of training in steps."""
 
+    include_last = True
     shared = (*Rewire.shared, "rate")
 
     def __init__(
@@ -44,7 +45,6 @@ class SparseMomentum(Rewire):
                 f"SparseMomentum grows where momentum is largest, and this {type(optimizer).__name__} has none: "
                 "use SGD with momentum=0.9, or Adam"
             )
-        options = {"include_last": True, **options}
         super().__init__(model, optimizer, sparsity=sparsity, every=every, total=total, **options)
 
     def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:

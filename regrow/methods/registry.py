@@ -1,0 +1,72 @@
+"""Methods by name, for recipes and the command line; a subclass of `Pruner` is all that it takes to be one of them."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Any, get_args, get_type_hints
+
+from regrow.core.pruner import Pruner
+
+
+def find_method(name: str) -> type[Pruner]:
+    """Return the method of that name; case, hyphens and underscores make no difference.
+
+    Every subclass of `Pruner` that has been imported is known by its class's name. What is not known is looked for
+    among the entry points of group `regrow.methods` of the installed packages.
+
+    >>> find_method("sparse-momentum").__name__
+    'SparseMomentum'
+    """
+    for cls in _methods(Pruner):
+        if _plain(cls.__name__) == _plain(name):
+            return cls
+    for point in entry_points(group="regrow.methods"):
+        if _plain(point.name) == _plain(name):
+            found = point.load()
+            if not (isinstance(found, type) and issubclass(found, Pruner)):
+                raise TypeError(f"method {name!r} is {point.value}, which is no subclass of regrow.Pruner")
+            return found
+    known = method_names()
+    near = difflib.get_close_matches(_plain(name), [_plain(each) for each in known], 1, 0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"unknown method {name!r}.{hint} Known methods: {', '.join(known)}.")
+
+
+def method_names() -> list[str]:
+    """Return the names of all methods, those of installed packages too, without importing these."""
+    loaded = {cls.__name__ for cls in _methods(Pruner)}
+    return sorted(loaded | {point.name for point in entry_points(group="regrow.methods")}, key=str.lower)
+
+
+def method_options(method: type[Pruner]) -> dict[str, Any]:
+    """Return what `method` takes besides model and optimizer, with the defaults (`...` where there is none)."""
+    own = inspect.signature(method).parameters
+    options = {name: _default(p) for name, p in own.items() if p.kind is p.KEYWORD_ONLY}
+    inherited: dict[str, Any] = {}
+    for cls in reversed(method.__mro__[1:-1]):
+        inherited |= {name: _default(p) for name, p in inspect.signature(cls).parameters.items()}
+    for name, parameter in own.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            packed = get_args(get_type_hints(method.__init__)[name])  # Unpack[Options], or nothing more exact
+            passed = get_type_hints(packed[0]) if packed else inherited
+            options |= {each: inherited.get(each, ...) for each in passed if each not in options}
+    # A class attribute of the option's name is the default that its methods share.
+    return {n: getattr(method, n, None) if default is None else default for n, default in options.items()}
+
+
+def _methods(cls: type[Pruner]) -> Iterator[type[Pruner]]:
+    for subclass in cls.__subclasses__():
+        if not inspect.isabstract(subclass):
+            yield subclass
+        yield from _methods(subclass)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    return ... if parameter.default is parameter.empty else parameter.default
