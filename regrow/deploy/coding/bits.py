@@ -1,10 +1,12 @@
 """Whole numbers of a few bits each, as bytes and back: what the packed file is made of."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.uint64]
+Words = npt.NDArray[np.unsignedinteger[Any]]
 
 SYMBOL_BITS = (0, 1, 2, 4, 8)
 
@@ -23,14 +25,15 @@ def pack_fields(values: Words, width: int) -> Bytes:
 
 
 def unpack_fields(data: Bytes, count: int, width: int) -> Words:
-    """Read back what `pack_fields` wrote; `data` has exactly `field_bytes(count, width)` bytes."""
+    """Read back what `pack_fields` wrote, into the smallest integers that hold it."""
     whole = width // 8
-    words = np.zeros((count, 8), np.uint8)
+    size = next(size for size in (1, 2, 4, 8) if width <= 8 * size)
+    words = np.zeros((count, size), np.uint8)
     words[:, :whole] = data[: count * whole].reshape(count, whole)
     planes = data[count * whole :].reshape(width % 8, -1) if width % 8 else ()
     for bit, plane in enumerate(planes):
         words[:, whole] |= np.unpackbits(plane, count=count) << np.uint8(bit)
-    return words.view("<u8").ravel()
+    return words.view(f"<u{size}").ravel()
 
 
 def symbol_bits(levels: int) -> int:

@@ -42,7 +42,7 @@ def unpack_quotients(data: Bytes, count: int) -> Words:
 
     The ones are counted before a list of them is made, so that memory is bounded by `count` and the data.
     """
-    bits = np.unpackbits(data)
+    bits = np.unpackbits(data).view(bool)  # numpy finds and counts truth values much faster than numbers
     found = int(np.count_nonzero(bits))
     if found != count:
         raise ValueError(f"its mask has {found} unary codes where the index implies {count}")

@@ -1,0 +1,130 @@
+"""ONNX files for other runtimes: any batch size, compared with torch before they are written."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from regrow.deploy.container import write_atomically
+from regrow.deploy.files import unwrapped
+
+TOLERANCE = 1e-4
+"""How far ONNX Runtime may be from torch, relative to the largest output (and absolutely, if that is below one)."""
+
+_INDEX_BYTES = 8
+
+
+def to_onnx(
+    model: nn.Module,
+    example_input: Tensor | tuple[Tensor, ...],
+    path: str | Path,
+    *,
+    sparse: bool = False,
+    check: bool = True,
+) -> None:
+    """Write `model` in evaluation mode as one ONNX file whose first dimension, the batch, is free.
+
+    With `check` the file is run by ONNX Runtime at three batch sizes first, and written only if it agrees with
+    torch to `TOLERANCE`. With `sparse`, weights that are sparse enough (below a third for fp32) become sparse
+    initializers: 12 bytes for each non-zero instead of 4 for each element. ONNX Runtime makes them dense when it
+    loads the file, so this saves space, not time; a runtime that knows only dense initializers refuses the file.
+    """
+    inputs = example_input if isinstance(example_input, tuple) else (example_input,)
+    # A batch of one would be taken for a constant.
+    inputs = tuple(torch.cat([value, value]).cpu() if len(value) == 1 else value.cpu() for value in inputs)
+    network = deepcopy(unwrapped(model)).cpu().eval()
+    proto = _export(network, inputs)
+    if sparse:
+        _make_sparse(proto)
+    data: bytes = proto.SerializeToString()
+    if check:
+        _compare(network, inputs, data)
+    write_atomically(path, data)
+
+
+def _export(network: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
+    _needed("onnx", "onnxscript")
+    batch = torch.export.Dim("batch", min=1)
+    with _quietly(), torch.no_grad():
+        program = torch.onnx.export(
+            network,
+            inputs,
+            dynamo=True,
+            dynamic_shapes=tuple({0: batch} for _ in inputs),
+            verbose=False,
+        )
+    if program is None:
+        raise RuntimeError("torch.onnx.export returned nothing.")
+    return program.model_proto
+
+
+def _make_sparse(proto: Any) -> None:
+    """Store each initializer in the smaller of its two forms."""
+    onnx, helper = _needed("onnx", "onnx.numpy_helper")
+    dense = []
+    for initializer in proto.graph.initializer:
+        array = helper.to_array(initializer)
+        positions = np.flatnonzero(array)
+        if array.nbytes <= len(positions) * (array.itemsize + _INDEX_BYTES):
+            dense.append(initializer)
+            continue
+        values = helper.from_array(array.reshape(-1)[positions], initializer.name)
+        indices = helper.from_array(positions.astype(np.int64))
+        proto.graph.sparse_initializer.append(onnx.SparseTensorProto(dims=array.shape, values=values, indices=indices))
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(dense)
+
+
+def _compare(network: nn.Module, inputs: tuple[Tensor, ...], data: bytes) -> None:
+    """Run torch and ONNX Runtime on the example, on its first element and on one more than the example has."""
+    (runtime,) = _needed("onnxruntime")
+    session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    for size in (len(inputs[0]), 1, len(inputs[0]) + 1):
+        batch = [torch.cat([value, value])[:size] for value in inputs]
+        with torch.no_grad():
+            expected = network(*batch)
+        results = session.run(None, {name: value.numpy() for name, value in zip(names, batch, strict=True)})
+        outputs = expected if isinstance(expected, tuple | list) else [expected]
+        for result, output in zip(results, outputs, strict=True):
+            _agree(result, output.numpy(), size)
+
+
+def _agree(result: npt.NDArray[Any], expected: npt.NDArray[Any], size: int) -> None:
+    allowed = TOLERANCE * max(1.0, float(np.abs(expected).max(initial=0)))
+    error = float(np.abs(result - expected).max(initial=0)) if result.shape == expected.shape else float("inf")
+    if not error <= allowed:
+        raise RuntimeError(
+            f"ONNX Runtime differs from torch by {error:.2g} with a batch of {size}, where {allowed:.2g} is allowed: "
+            "the file was not written. Pass check=False to write it all the same."
+        )
+
+
+def _needed(*modules: str) -> list[Any]:
+    try:
+        return [import_module(name) for name in modules]
+    except ImportError as error:
+        raise ImportError(f'ONNX files need {error.name}: pip install "regrow[export]"') from None
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keeps torch's remarks on its own exporter (deprecations, torchvision's absence) from the user."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
