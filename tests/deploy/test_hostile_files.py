@@ -16,11 +16,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save as save_safetensors
-from sparse_models import pruned
 
 from regrow.deploy import pack
 from regrow.deploy.container import FormatError
 from regrow.deploy.files import save_model
+from tests.deploy.sparse_models import pruned
 
 MEBIBYTE = 1 << 20
 NAMES = ("regrow.index", "regrow.codes")

@@ -7,10 +7,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from sparse_models import pruned
 from torch import nn
 
 from regrow.deploy.onnx import to_onnx
+from tests.deploy.sparse_models import pruned
 
 
 def run(path: Path, *inputs: torch.Tensor) -> np.ndarray:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparse_models import pruned
 from torch import Tensor, nn
 
 from regrow import models
 from regrow.deploy import pack
 from regrow.deploy.files import load_model, save_model
+from tests.deploy.sparse_models import pruned
 
 DTYPES = ("fp32", "fp16", "bf16", "int8")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
