@@ -1,0 +1,238 @@
+"""Feeds mutated packed files to `regrow.load` and records what it did with each: `python -m benchmarks.fuzz_pack`.
+
+Damage (flipped bits, cuts, splices, overwritten, inserted and removed bytes) must be refused by `FormatError` or leave
+every tensor as it was. Forgeries carry a right checksum over an index, codes or header that lie: they must be refused,
+or give tensors of the shapes that the index says. Anything else, a load of more than ten seconds or one that needs
+more than a gibibyte, fails the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import struct
+import sys
+import time
+import traceback
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.runner import report
+from regrow import FormatError, models
+from regrow.deploy import pack
+
+NAMES = ("regrow.index", "regrow.codes")
+SLOW = 10.0
+MEMORY = 1 << 30
+NUMBERS = (-1, 0, 1, 2, 3, 4, 7, 8, 9, 16, 127, 128, 255, 256, 2**16, 2**31 - 1, 2**32, 2**48, 2**63, 10**12, 10**40)
+VALUES: tuple[Any, ...] = (*NUMBERS, None, True, 1.5, float("nan"), "", "float32", "int64", "bool", "float32 as int8",
+                           "float32 as fp16", [], [[]], {}, [2, 3], [10**6, 10**6], [0, 0, 0, 0])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Original:
+    """A good file: its bytes, what it says, and the tensors in it."""
+
+    data: bytes
+    header: dict[str, Any]
+    rows: list[Any]
+    codes: bytes
+    state: dict[str, Tensor]
+
+
+def originals(folder: Path) -> list[Original]:
+    torch.manual_seed(0)
+    state = {
+        "conv.weight": torch.where(torch.rand(6, 4, 3, 3) < 0.1, torch.randn(6, 4, 3, 3), 0.0),
+        "fc.weight": torch.where(torch.rand(7, 9) < 0.7, torch.randn(7, 9), 0.0),
+        "half": torch.randn(5, 5, dtype=torch.float16),
+        "fc.bias": torch.randn(7),
+        "mask": torch.rand(9) < 0.5,
+        "steps": torch.tensor(1234),
+    }
+    sources: list[nn.Module | dict[str, Tensor]] = [state] * 6 + [models.build("small", classes=2)]
+    found = []
+    for source, dtype in zip(sources, ("fp32", "fp16", "bf16", "int8", "fp32", "int8", "fp16"), strict=True):
+        path = folder / "original.regrow"
+        pack.save(source, path, dtype=dtype)  # type: ignore[arg-type]
+        found.append(original(path.read_bytes(), tensors(pack.load(path))))
+    return found
+
+
+def original(data: bytes, state: dict[str, Tensor]) -> Original:
+    length = struct.unpack("<Q", data[:8])[0]
+    outer = json.loads(data[8 : 8 + length])
+    body = data[8 + length :]
+    index, codes = (body[slice(*outer[name]["data_offsets"])] for name in NAMES)
+    header = json.loads(outer["__metadata__"]["regrow"])
+    header.pop("checksum")
+    return Original(data, header, json.loads(zlib.decompress(index, -15)), codes, state)
+
+
+def tensors(loaded: nn.Module | dict[str, Tensor]) -> dict[str, Tensor]:
+    return dict(loaded.state_dict()) if isinstance(loaded, nn.Module) else loaded
+
+
+def forge(header: Any, index: bytes, codes: bytes, *, deflated: bool = False) -> bytes:
+    """A file that says what is given, under a right checksum."""
+    if not deflated:
+        coder = zlib.compressobj(1, zlib.DEFLATED, -15)
+        index = coder.compress(index) + coder.flush()
+    planes = zip(NAMES, (index, codes), strict=True)
+    return pack.seal(header, {name: np.frombuffer(plane, np.uint8) for name, plane in planes})
+
+
+def damaged(data: bytes, other: bytes, chance: random.Random) -> bytes:
+    """One to four accidents of one kind."""
+    changed = bytearray(data)
+    kind = chance.randrange(6)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(changed) or 1)
+        size = chance.choice((1, 2, 4, 8, 64))
+        if kind == 0 and changed:
+            changed[at] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            del changed[at:]
+        elif kind == 2:
+            changed[at : at + size] = other[at : at + size]
+        elif kind == 3:
+            changed[at : at + size] = bytes([chance.choice((0, 1, 127, 128, 255))]) * size
+        elif kind == 4:
+            changed[at:at] = chance.randbytes(size)
+        else:
+            del changed[at : at + size]
+    return bytes(changed)
+
+
+def damage(good: Original, other: Original, chance: random.Random) -> bytes:
+    return damaged(good.data, other.data, chance)
+
+
+def damage_container(good: Original, other: Original, chance: random.Random) -> bytes:
+    """Accidents in the JSON of safetensors alone, which no checksum of ours covers."""
+    length = 8 + struct.unpack("<Q", good.data[:8])[0]
+    text = damaged(good.data[8:length], other.data[8:length], chance)
+    return struct.pack("<Q", len(text)) + text + good.data[length:]
+
+
+def forge_index(good: Original, other: Original, chance: random.Random) -> bytes:
+    rows = json.loads(json.dumps(good.rows))
+    for _ in range(chance.randint(1, 3)):
+        row = chance.choice(rows)
+        place = row
+        while isinstance(place[at := chance.randrange(len(place))], list) and place[at] and chance.random() < 0.8:
+            place = place[at]
+        place[at] = chance.choice(VALUES if chance.random() < 0.5 else NUMBERS)
+    return forge(good.header, json.dumps(rows).encode(), good.codes)
+
+
+def forge_rows(good: Original, other: Original, chance: random.Random) -> bytes:
+    """Rows that are missing, repeated, exchanged or another file's."""
+    rows = [*good.rows, *other.rows] if chance.random() < 0.3 else list(good.rows)
+    chance.shuffle(rows)
+    rows = rows[: chance.randint(0, len(rows))] + rows[: chance.randint(0, 2)]
+    return forge(good.header, json.dumps(rows).encode(), chance.choice((good.codes, other.codes, b"")))
+
+
+def forge_codes(good: Original, other: Original, chance: random.Random) -> bytes:
+    return forge(good.header, json.dumps(good.rows).encode(), damaged(good.codes, other.codes, chance))
+
+
+def forge_text(good: Original, other: Original, chance: random.Random) -> bytes:
+    """An index that is hardly JSON, or hardly deflated."""
+    text = json.dumps(good.rows).encode()
+    if chance.random() < 0.5:
+        return forge(good.header, damaged(text, b"[" * len(text), chance), good.codes)
+    coder = zlib.compressobj(9, zlib.DEFLATED, -15)
+    stream = coder.compress(text) + coder.flush()
+    return forge(good.header, damaged(stream, good.codes, chance), good.codes, deflated=True)
+
+
+def forge_header(good: Original, other: Original, chance: random.Random) -> bytes:
+    architecture = {
+        "name": chance.choice(("small", "resnet20", "resnet99999999999", "wrn28-2", "", "os", "densenet100000")),
+        "options": {chance.choice(("classes", "width", "size", "growth", "x")): chance.choice(VALUES)},
+    }
+    change = {chance.choice(("version", "dtype", "architecture", "checksum")): chance.choice((*VALUES, architecture))}
+    return forge({**good.header, **change}, json.dumps(good.rows).encode(), good.codes)
+
+
+Mutation = Callable[[Original, Original, random.Random], bytes]
+DAMAGE: tuple[Mutation, ...] = (damage, damage_container)
+FORGERIES: tuple[Mutation, ...] = (forge_index, forge_rows, forge_codes, forge_text, forge_header)
+
+
+def verdict(path: Path, mutation: Mutation, good: Original) -> str:
+    """What loading did: refused, unharmed or believed; an exception if it did something that it may not."""
+    start = time.perf_counter()
+    try:
+        state = tensors(pack.load(path))
+    except FormatError as error:
+        if str(path) not in str(error):
+            raise AssertionError(f"the refusal does not name the file: {error}") from error
+        return "refused"
+    finally:
+        if time.perf_counter() - start > SLOW:
+            raise AssertionError(f"took {time.perf_counter() - start:.1f} seconds")
+    if mutation in DAMAGE:
+        same = state.keys() == good.state.keys() and all(identical(state[n], good.state[n]) for n in state)
+        if not same:
+            raise AssertionError("a damaged file was believed")
+        return "unharmed"
+    said = original(path.read_bytes(), {}).rows
+    if {name: list(tensor.shape) for name, tensor in state.items()} != {row[0]: row[2] for row in said}:
+        raise AssertionError("the tensors are not what the index says")
+    return "believed"
+
+
+def identical(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=120_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    chance = random.Random(options.seed)
+    counts: Counter[tuple[str, str]] = Counter()
+    with TemporaryDirectory() as folder:
+        good_files = originals(Path(folder))
+        path = Path(folder, "mutant.regrow")
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
+        for number in range(options.files):
+            good, other = chance.choice(good_files), chance.choice(good_files)
+            mutation = chance.choice((*DAMAGE, *DAMAGE, *FORGERIES, *FORGERIES[:3]))
+            path.write_bytes(mutation(good, other, chance))
+            try:
+                counts[mutation.__name__, verdict(path, mutation, good)] += 1
+            except BaseException:
+                kept = Path(f"mutant-{options.seed}-{number}.regrow")
+                kept.write_bytes(path.read_bytes())
+                traceback.print_exc()
+                sys.exit(f"file {number} ({mutation.__name__}) is a failure; it was kept as {kept}")
+    kinds = [mutation.__name__ for mutation in (*DAMAGE, *FORGERIES)]
+    verdicts = ("refused", "unharmed", "believed")
+    rows = [{"mutation": kind.replace("_", " "), **{v: counts[kind, v] for v in verdicts}} for kind in kinds]
+    rows.append({"mutation": "all", **{v: sum(counts[kind, v] for kind in kinds) for v in verdicts}})
+    title = (
+        f"{options.files:,} mutated packed files (seed {options.seed}): no crash, no hang, no damaged tensor believed"
+    )
+    report(title, rows, name="fuzz_pack")
+
+
+if __name__ == "__main__":
+    main()
