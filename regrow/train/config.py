@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-Method = Literal["dpf", "incremental", "oneshot", "dense"]
+Method = Literal["dpf", "incremental", "oneshot", "snip", "dsr", "sm", "set", "deepr", "rigl", "dense"]
 Device = Literal["cpu", "cuda", "mps"]
 
 # Where a run happens does not change what it is.
@@ -40,23 +40,25 @@ class Recipe:
     growth: int | None = None
     """Growth rate of a DenseNet. None: as in its paper (12)."""
     method: Method = "dpf"
-    """How to prune; dense prunes nothing, oneshot prunes after the last step of training."""
+    """How to prune; sm is sparse momentum, dense prunes nothing, oneshot prunes after the last step of training."""
     sparsity: float = 0.9
     """Share of the targeted weights (or filters) that is pruned at the end."""
     every: int | None = None
-    """Optimizer steps between two masks. None: as in the method's paper (16 for dpf)."""
-    scope: Literal["global", "layer"] = "global"
-    """One threshold for the whole model, or one per layer."""
-    unit: Literal["weight", "filter"] = "weight"
-    """Prune single weights, or whole filters."""
+    """Optimizer steps between two masks. None: as in the method's paper (16 for dpf, an epoch for most others)."""
+    scope: Literal["global", "layer", "er", "erk"] | None = None
+    """One threshold for all layers or one per layer, alike or by Erdos-Renyi. None: as in the method's paper."""
+    unit: Literal["weight", "filter"] | None = None
+    """Prune single weights, which is the default, or whole filters."""
     targets: tuple[str, ...] = ()
     """Names or globs of what is pruned. Empty: every convolution and linear layer but the last linear one."""
-    include_last: bool = False
-    """Prune the last linear layer as well."""
-    floor: int = 0
-    """Units of each layer that are never pruned. 0 protects nothing, as in the paper."""
-    decay_at: Literal["dense", "pruned"] = "dense"
-    """Whether weight decay acts on the dense weights w or on the pruned ones ŵ."""
+    include_last: bool | None = None
+    """Prune the last linear layer as well. None: as in the method's paper (only sm does)."""
+    floor: int | None = None
+    """Units of each layer that are never pruned. None protects nothing, as in the paper."""
+    decay_at: Literal["dense", "pruned"] | None = None
+    """Whether weight decay acts on the dense weights w, which is the default, or on the pruned ones ŵ."""
+    move: float | None = None
+    """Share of connections that set, sm and rigl move at a time. None: as in the method's paper."""
     ramp_end: float | None = None
     """Share of training after which the final sparsity is reached; 0 starts with it. None: at the second drop."""
     ramp_by: Literal["epoch", "step"] = "epoch"
@@ -177,8 +179,7 @@ def _check_types(recipe: Recipe) -> None:
         wanted = hints[field.name]
         if _fits(value, wanted):
             continue
-        if get_origin(wanted) is Literal:
-            names = get_args(wanted)
+        if names := _choices(wanted):
             near = difflib.get_close_matches(str(value), names, 1, 0.4)
             hint = f" Perhaps you meant {near[0]!r}." if near else ""
             raise RecipeError(f"{field.name} must be one of {', '.join(names)}, got {value!r}.{hint}")
@@ -189,13 +190,19 @@ def _fits(value: Any, wanted: Any) -> bool:
     origin = get_origin(wanted)
     if origin is Literal:
         return value in get_args(wanted)
-    if origin is UnionType:
+    if origin in (Union, UnionType):
         return any(_fits(value, option) for option in get_args(wanted))
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(item, get_args(wanted)[0]) for item in value)
     if wanted is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
+
+
+def _choices(wanted: Any) -> tuple[str, ...]:
+    """Return the names of a choice, optional or not; nothing for other types."""
+    options = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+    return tuple(name for option in options if get_origin(option) is Literal for name in get_args(option))
 
 
 def _words(wanted: Any) -> str:
@@ -218,7 +225,7 @@ def _check_ranges(recipe: Recipe) -> None:
     for name in ("lr", "finetune_lr", "drop_factor"):
         if getattr(recipe, name) <= 0:
             raise RecipeError(f"{name} must be above 0, got {getattr(recipe, name)}")
-    for name in ("ramp_end", "warmup", "warmup_from"):
+    for name in ("ramp_end", "warmup", "warmup_from", "move"):
         _check_share(name, getattr(recipe, name))
     for name in ("drops", "finetune_drops"):
         shares = getattr(recipe, name)
@@ -233,4 +240,4 @@ def _check_ranges(recipe: Recipe) -> None:
 
 def _check_share(name: str, share: float | None) -> None:
     if share is not None and not 0 <= share <= 1:
-        raise RecipeError(f"{name} must be a share of training in [0, 1], got {share:g}")
+        raise RecipeError(f"{name} must be a share in [0, 1], got {share:g}")

@@ -132,12 +132,14 @@ def _facts(heading: str) -> Table:
 
 
 def _sparsity(recipe: Recipe) -> str:
-    pruned = f"{100 * recipe.sparsity:g} % of the {recipe.unit}s"
-    scope = "over all layers together" if recipe.scope == "global" else "of each layer"
-    if recipe.method == "oneshot":
-        return f"{pruned} {scope}, all at once after {recipe.epochs} epochs"
-    end = recipe.ramp_share * recipe.epochs
-    return f"{pruned} {scope}, " + (f"reached after {end:.4g} epochs" if end else "from the first step")
+    pruned = f"{100 * recipe.sparsity:g} % of the {recipe.unit or 'weight'}s"
+    match recipe.method:
+        case "dpf" | "incremental":
+            end = recipe.ramp_share * recipe.epochs
+            return f"{pruned}, " + (f"reached after {end:.4g} epochs" if end else "from the first step")
+        case "oneshot":
+            return f"{pruned}, all at once after {recipe.epochs} epochs"
+    return f"{pruned}, from the first step"
 
 
 def _training(recipe: Recipe, steps: int) -> str:

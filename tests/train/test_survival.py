@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from typing import get_args
 
 import pytest
 import torch
 
 from regrow.train import checkpoint
+from regrow.train.config import Method
 from regrow.train.files import FolderError
 from regrow.train.lock import locked
 from regrow.train.loop import DivergedError
@@ -168,8 +170,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, damage):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"method": "incremental"},
-        {"method": "oneshot"},
+        *({"method": method, "every": None} for method in get_args(Method) if method != "dpf"),
         {"bf16": True, "channels_last": True},
         {"optimizer": "adam", "lr": 1e-3},
         {"unit": "filter", "sparsity": 0.3},
