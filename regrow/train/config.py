@@ -14,7 +14,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-Method = Literal["dpf", "incremental", "oneshot", "snip", "dsr", "sm", "set", "deepr", "rigl", "dense"]
 Device = Literal["cpu", "cuda", "mps"]
 
 # Where a run happens does not change what it is.
@@ -39,8 +38,8 @@ class Recipe:
     """Stride of a CIFAR ResNet's first convolution; 2 makes it about three times cheaper."""
     growth: int | None = None
     """Growth rate of a DenseNet. None: as in its paper (12)."""
-    method: Method = "dpf"
-    """How to prune; sm is sparse momentum, dense prunes nothing, oneshot prunes after the last step of training."""
+    method: str = "dpf"
+    """dpf, incremental, oneshot, snip, dsr, sparse-momentum, set, deepr, rigl, fixed (see masks) or dense (none)."""
     sparsity: float = 0.9
     """Share of the targeted weights (or filters) that is pruned at the end."""
     every: int | None = None
@@ -52,13 +51,15 @@ class Recipe:
     targets: tuple[str, ...] = ()
     """Names or globs of what is pruned. Empty: every convolution and linear layer but the last linear one."""
     include_last: bool | None = None
-    """Prune the last linear layer as well. None: as in the method's paper (only sm does)."""
+    """Prune the last linear layer as well. None: as in the method's paper (only sparse-momentum does)."""
     floor: int | None = None
     """Units of each layer that are never pruned. None protects nothing, as in the paper."""
     decay_at: Literal["dense", "pruned"] | None = None
     """Whether weight decay acts on the dense weights w, which is the default, or on the pruned ones ŵ."""
-    move: float | None = None
-    """Share of connections that set, sm and rigl move at a time. None: as in the method's paper."""
+    options: tuple[str, ...] = ()
+    """More options of the method, such as zeta=0.2 for set or inference=true for snip."""
+    masks: str | None = None
+    """A finished run or a model file whose zeros stay zero, for method fixed."""
     ramp_end: float | None = None
     """Share of training after which the final sparsity is reached; 0 starts with it. None: at the second drop."""
     ramp_by: Literal["epoch", "step"] = "epoch"
@@ -225,7 +226,7 @@ def _check_ranges(recipe: Recipe) -> None:
     for name in ("lr", "finetune_lr", "drop_factor"):
         if getattr(recipe, name) <= 0:
             raise RecipeError(f"{name} must be above 0, got {getattr(recipe, name)}")
-    for name in ("ramp_end", "warmup", "warmup_from", "move"):
+    for name in ("ramp_end", "warmup", "warmup_from"):
         _check_share(name, getattr(recipe, name))
     for name in ("drops", "finetune_drops"):
         shares = getattr(recipe, name)

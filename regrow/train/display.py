@@ -10,8 +10,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from regrow import data
+from regrow.methods.registry import find_method
 from regrow.train.config import Recipe
 from regrow.train.events import EpochEnded, Event, Finished, Started, Stepped
+from regrow.train.pruning import ramps
 
 
 class Display:
@@ -133,13 +135,10 @@ def _facts(heading: str) -> Table:
 
 def _sparsity(recipe: Recipe) -> str:
     pruned = f"{100 * recipe.sparsity:g} % of the {recipe.unit or 'weight'}s"
-    match recipe.method:
-        case "dpf" | "incremental":
-            end = recipe.ramp_share * recipe.epochs
-            return f"{pruned}, " + (f"reached after {end:.4g} epochs" if end else "from the first step")
-        case "oneshot":
-            return f"{pruned}, all at once after {recipe.epochs} epochs"
-    return f"{pruned}, from the first step"
+    if recipe.method == "oneshot":
+        return f"{pruned}, all at once after {recipe.epochs} epochs"
+    end = recipe.ramp_share * recipe.epochs if ramps(find_method(recipe.method)) else 0
+    return f"{pruned}, " + (f"reached after {end:.4g} epochs" if end else "from the first step")
 
 
 def _training(recipe: Recipe, steps: int) -> str:

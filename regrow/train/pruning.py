@@ -2,53 +2,42 @@
 
 from __future__ import annotations
 
+import difflib
+import tomllib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core import Constant, Cubic, Pruner
+from regrow.core import Constant, Cubic, Masks, Pruner
 from regrow.core.schedule import Schedule
-from regrow.methods import DPF, DSR, SET, SNIP, DeepR, Dense, Incremental, OneShot, RigL, SparseMomentum
-from regrow.train.config import Method, Recipe, RecipeError
+from regrow.core.targets import find_targets
+from regrow.deploy.files import load_model
+from regrow.methods import Dense, Fixed
+from regrow.methods.registry import find_method, method_options
+from regrow.train.config import Recipe, RecipeError
 
-_CLASSES: Mapping[Method, type[Pruner]] = {
-    "dpf": DPF,
-    "incremental": Incremental,
-    "oneshot": OneShot,
-    "snip": SNIP,
-    "dsr": DSR,
-    "sm": SparseMomentum,
-    "set": SET,
-    "deepr": DeepR,
-    "rigl": RigL,
-    "dense": Dense,
-}
-
-# What a method can be told: the recipe's fields, by the method's own names where they differ.
-_WHERE = {"targets": "targets", "include_last": "include_last"}
-_MAGNITUDE = {**_WHERE, "scope": "scope", "unit": "unit", "floor": "floor", "decay_at": "decay"}
-_REWIRE = {**_WHERE, "scope": "scope"}
-_EVERY = {"every": "every"}
-_TAKES: Mapping[Method, Mapping[str, str]] = {
-    "dpf": _MAGNITUDE | _EVERY,
-    "incremental": _MAGNITUDE | _EVERY,
-    "oneshot": _MAGNITUDE,
-    "snip": _MAGNITUDE,
-    "dsr": _REWIRE | _EVERY,
-    "sm": _REWIRE | _EVERY | {"move": "rate"},
-    "set": _REWIRE | _EVERY | {"move": "zeta"},
-    "deepr": _REWIRE,
-    "rigl": _REWIRE | _EVERY | {"move": "drop"},
-    "dense": _WHERE,
+# The recipe's fields that are options of many methods, by the methods' names.
+_SHARED = {
+    "targets": "targets",
+    "include_last": "include_last",
+    "scope": "scope",
+    "unit": "unit",
+    "floor": "floor",
+    "decay_at": "decay",
+    "every": "every",
 }
 
 
 def make_pruner(recipe: Recipe, model: nn.Module, optimizer: Optimizer, steps: int) -> Pruner:
     """Attach the recipe's method, where an epoch has `steps` optimizer steps."""
-    method: Any = _CLASSES[recipe.method]
-    pruner: Pruner = method(model, optimizer, **(_time(recipe, steps) | _options(recipe)))
+    method: Any = find_method(recipe.method)
+    if method is Fixed:
+        return Fixed(model, optimizer, _given_masks(recipe, model))
+    known = method_options(method)
+    pruner: Pruner = method(model, optimizer, **_time(recipe, method, known, steps), **_options(recipe, method, known))
     return pruner
 
 
@@ -60,38 +49,67 @@ def make_schedule(recipe: Recipe, steps: int) -> Schedule:
     return Cubic(recipe.sparsity, end=end, every=steps if recipe.ramp_by == "epoch" else 1)
 
 
-def _time(recipe: Recipe, steps: int) -> dict[str, Any]:
-    """Return how much the method prunes and when."""
+def ramps(method: type[Pruner]) -> bool:
+    """Return whether the method's sparsity may change over time."""
+    hints = [get_type_hints(vars(cls)["__init__"]) for cls in method.__mro__[:-1] if "__init__" in vars(cls)]
+    return next((hint["sparsity"] for hint in hints if "sparsity" in hint), None) is not float
+
+
+def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Return how much is pruned and when, as far as the method wants to know."""
     total = recipe.epochs * steps
-    match recipe.method:
-        case "dense":
-            return {}
-        case "dpf":
-            return {"sparsity": make_schedule(recipe, steps)}
-        case "incremental":
-            return {"sparsity": make_schedule(recipe, steps), "every": steps}
-        case "oneshot":
-            return {"sparsity": recipe.sparsity, "at": total}
-        case "snip":
-            return {"sparsity": recipe.sparsity}
-        case "sm" | "set":
-            return {"sparsity": recipe.sparsity, "total": total, "seed": recipe.seed, "every": steps}
-        case "dsr" | "deepr" | "rigl":
-            return {"sparsity": recipe.sparsity, "total": total, "seed": recipe.seed}
+    facts = {
+        "sparsity": make_schedule(recipe, steps) if ramps(method) else recipe.sparsity,
+        "at": total,
+        "total": total,
+        "seed": recipe.seed,
+    }
+    if known.get("every", ...) is None and recipe.every is None:
+        facts["every"] = steps  # the methods without a period of their own work once per epoch
+    return {name: value for name, value in facts.items() if name in known or name == "every"}
 
 
-def _options(recipe: Recipe) -> dict[str, Any]:
+def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the recipe says beyond the method's defaults; what the method cannot do is an error."""
-    takes = _TAKES[recipe.method]
-    options = {}
-    for field in ("targets", "include_last", "scope", "unit", "floor", "decay_at", "every", "move"):
-        value = getattr(recipe, field)
-        if value in (None, ()):
-            continue
-        if field in takes:
-            options[takes[field]] = value
-        elif recipe.method != "dense":  # the baseline of any recipe
-            raise RecipeError(
-                f"{recipe.method} takes no {field}, got {value!r}: leave it out. It takes {', '.join(takes)}."
-            )
-    return options
+    fields = {name: getattr(recipe, field) for field, name in _SHARED.items()}
+    given = {name: value for name, value in fields.items() if value not in (None, ())}
+    if method is Dense:  # the baseline of any recipe
+        return {name: value for name, value in given.items() if name in known}
+    given |= dict(map(_parse, recipe.options))
+    for name, value in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.5)
+            hint = f"Perhaps you meant {near[0]!r}." if near else f"It takes {', '.join(known)}."
+            raise RecipeError(f"{recipe.method} takes no {name}, got {value!r}. {hint}")
+    return given
+
+
+def _parse(option: str) -> tuple[str, Any]:
+    """Split `name=value`; the value is read as TOML does.
+
+    >>> _parse("zeta=0.2")
+    ('zeta', 0.2)
+    """
+    name, equals, value = option.partition("=")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"] if equals and "\n" not in value else None
+    except tomllib.TOMLDecodeError:
+        parsed = None
+    if parsed is None:
+        raise RecipeError(f"options must be of the form name=value with a value as in TOML, got {option!r}")
+    return name.strip(), tuple(parsed) if isinstance(parsed, list) else parsed
+
+
+def _given_masks(recipe: Recipe, model: nn.Module) -> Masks:
+    """Return the masks that the zeros of another model are."""
+    if recipe.masks is None:
+        raise RecipeError("method fixed needs masks, a finished run or a model file whose zeros stay zero")
+    try:
+        other = load_model(recipe.masks)
+    except FileNotFoundError as error:
+        raise RecipeError(f"masks: {error}") from None
+    state: Mapping[str, Tensor] = other.state_dict() if isinstance(other, nn.Module) else other
+    names = [target.name for target in find_targets(model, recipe.targets or None)]
+    if missing := [name for name in names if name not in state]:
+        raise RecipeError(f"masks: {recipe.masks} has no weight {missing[0]}: is it of another network?")
+    return Masks({name: (state[name] != 0).to(torch.bool) for name in names})

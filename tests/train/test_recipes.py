@@ -40,7 +40,6 @@ def test_the_key_tells_runs_apart_and_does_not_ask_where_they_happen():
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"lr": "fast"}, "lr must be a finite number, got 'fast'"),
         ({"lr": float("nan")}, "lr must be a finite number, got nan"),
-        ({"method": "dfp"}, "Perhaps you meant 'dpf'"),
         ({"scope": "globl"}, "scope must be one of global, layer, er, erk, got 'globl'. Perhaps you meant 'global'"),
         ({"wieght_decay": 0.1}, "Perhaps you meant 'weight_decay'"),
         ({"drops": [0.75, 0.5]}, "ascending"),

@@ -1,17 +1,19 @@
 import json
-from typing import get_args
+import re
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from regrow.train.config import Method, Recipe, RecipeError
+from regrow.train.config import Recipe, RecipeError
 from regrow.train.events import EpochEnded, Finished, Started
 from regrow.train.files import FolderError
 from regrow.train.metrics import read_metrics
 from regrow.train.run import read_recipe, read_result, run
 
 QUICK = Recipe(data="digits", model="small", width=4, epochs=3, batch=256, threads=1)
+
+METHODS = ("dense", "dpf", "incremental", "oneshot", "snip", "dsr", "sparse-momentum", "set", "deepr", "rigl")
 
 
 def test_a_run_leaves_recipe_environment_metrics_model_and_result(tmp_path):
@@ -50,15 +52,43 @@ def test_one_shot_prunes_after_the_last_step_of_training_and_is_then_fine_tuned(
     assert sparsities == pytest.approx([0, 0, 0.9, 0.9], abs=1e-3)
 
 
-@pytest.mark.parametrize("method", get_args(Method))
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_ends_at_the_requested_sparsity(tmp_path, method):
     result = run(QUICK.changed(method=method, epochs=2, batch=64), tmp_path / "run")
     assert result["sparsity"] == pytest.approx(0 if method == "dense" else 0.9, abs=5e-3)
 
 
-def test_what_a_method_cannot_do_is_an_error_that_says_what_it_can(tmp_path):
-    with pytest.raises(RecipeError, match="set takes no unit, got 'filter': leave it out"):
-        run(QUICK.changed(method="set", unit="filter"), tmp_path / "run")
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"method": "dfp"}, "unknown method 'dfp'. Did you mean 'dpf'?"),
+        ({"method": "set", "unit": "filter"}, "set takes no unit, got 'filter'. It takes "),
+        ({"method": "set", "options": ("zetta=0.2",)}, "set takes no zetta, got 0.2. Perhaps you meant 'zeta'."),
+        ({"method": "set", "options": ("zeta",)}, "options must be of the form name=value"),
+        ({"method": "fixed"}, "method fixed needs masks, a finished run or a model file"),
+        ({"method": "fixed", "masks": "runs/none"}, "masks: runs/none does not exist"),
+    ],
+)
+def test_what_a_method_cannot_do_is_an_error_that_says_what_it_can(tmp_path, fields, message):
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        run(QUICK.changed(**fields), tmp_path / "run")
+
+
+def test_an_option_of_the_method_reaches_it(tmp_path):
+    for name, options in {"still": ("zeta=0.0",), "moving": ("zeta=0.5",)}.items():
+        run(QUICK.changed(method="set", options=options), tmp_path / name)
+    assert sum(record["flips"] for record in read_metrics(tmp_path / "still")) == 0
+    assert sum(record["flips"] for record in read_metrics(tmp_path / "moving")) > 0
+
+
+def test_a_mask_that_was_found_can_be_trained_from_scratch(tmp_path):
+    found = run(QUICK, tmp_path / "found")
+    again = run(QUICK.changed(method="fixed", masks=str(tmp_path / "found")), tmp_path / "again")
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("found", "again")]
+    assert again["sparsity"] == found["sparsity"] > 0
+    for name in ("conv1.weight", "conv2.weight", "conv3.weight"):
+        assert torch.equal(weights[0][name] == 0, weights[1][name] == 0)
+        assert not torch.equal(weights[0][name], weights[1][name])
 
 
 def test_a_finished_run_is_not_repeated(tmp_path):

@@ -5,18 +5,17 @@ import signal
 import subprocess
 import sys
 import time
-from typing import get_args
 
 import pytest
 import torch
 
 from regrow.train import checkpoint
-from regrow.train.config import Method
 from regrow.train.files import FolderError
 from regrow.train.lock import locked
 from regrow.train.loop import DivergedError
 from regrow.train.run import read_result, run
 from tests.train.processes import RECIPE, outcome, start, train, wait_for
+from tests.train.test_run import METHODS
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +169,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, damage):
 @pytest.mark.parametrize(
     "fields",
     [
-        *({"method": method, "every": None} for method in get_args(Method) if method != "dpf"),
+        *({"method": method, "every": None} for method in METHODS if method != "dpf"),
         {"bf16": True, "channels_last": True},
         {"optimizer": "adam", "lr": 1e-3},
         {"unit": "filter", "sparsity": 0.3},
