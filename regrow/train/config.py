@@ -99,7 +99,7 @@ class Recipe:
     seed: int = 0
     """Decides initial weights, order and augmentation of the images, and random choices of the method."""
     bf16: bool = False
-    """Compute in bfloat16 where it is safe (autocast); weights stay float32."""
+    """Compute in bfloat16 where it is safe (autocast): faster on GPUs, and on CPUs with AMX or AVX512-BF16."""
     channels_last: bool = False
     """Lay out images with the channels innermost, which is faster on most devices."""
     compile: bool = False
