@@ -47,3 +47,10 @@ class DecayAtPruned:
         for group, strength in zip(self._optimizer.param_groups, self._strengths or [], strict=False):
             group["weight_decay"] = strength
         self._strengths = None
+
+
+def at_pruned(decay: str) -> bool:
+    """Return whether weight decay is to act on ŵ."""
+    if decay not in ("dense", "pruned"):
+        raise ValueError(f"decay must be 'dense' (weight decay acts on w) or 'pruned' (on ŵ), got {decay!r}")
+    return decay == "pruned"

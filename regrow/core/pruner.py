@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,12 +14,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core import agreement
+from regrow.core.attach import check_held, hookable, is_pretence
 from regrow.core.budget import Budget, Scope
-from regrow.core.decay import DecayAtPruned
-from regrow.core.masks import Masks, pack, unpack
+from regrow.core.decay import DecayAtPruned, at_pruned
+from regrow.core.masks import Masks
 from regrow.core.schedule import Schedule, as_schedule, check_every
 from regrow.core.score import alive, expand_filters, filter_norm
-from regrow.core.targets import Target, TargetSpec, find_targets, named_parameters
+from regrow.core.state import checked_masks, load_weights, save_weights
+from regrow.core.targets import TargetSpec, find_targets, named_parameters
 from regrow.core.weights import Memory, Weight
 
 Unit = Literal["weight", "filter"]
@@ -74,10 +75,10 @@ class Pruner:
         self.schedule = as_schedule(sparsity)
         self.every, self.unit = every, unit
         self.budget = Budget(scope, floor)
-        self.optimizer = _hookable(optimizer)
+        self.optimizer = hookable(optimizer)
         self.targets = {t.name: t for t in find_targets(model, targets, include_last=include_last)}
-        _check_held(self.targets.values(), self.optimizer)
-        self._decay = DecayAtPruned(self.optimizer) if _at_pruned(decay) else None
+        check_held(self.targets.values(), self.optimizer, _taken(self.optimizer))
+        self._decay = DecayAtPruned(self.optimizer) if at_pruned(decay) else None
         self._group = group
         self._memory = self.memory
         self._weights = {name: Weight(target, self._memory) for name, target in self.targets.items()}
@@ -203,43 +204,19 @@ class Pruner:
             "requested": self.requested,
             "frozen": self._frozen,
             "extra": self.extra_state(),
-            "masks": {name: pack(weight.mask) for name, weight in self._weights.items()},
-            "shapes": {name: list(weight.mask.shape) for name, weight in self._weights.items()},
-            "error": {
-                name: weight.error[~weight.mask].cpu()
-                for name, weight in self._weights.items()
-                if weight.dense is not None
-            },
+            **save_weights(self._weights),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken: attach, then load the states of model, optimizer and pruner."""
-        masks = self._checked_masks(state)
         if self._shown:
             self._hide()
-        for name, mask in masks.items():
-            weight, mask = self._weights[name], mask.to(self._weights[name].mask.device)
-            if self._memory is Memory.FORGET and not weight.touched and bool(torch.any(mask & ~weight.mask)):
-                raise ValueError(
-                    f"{name} was pruned when the pruner was attached, and not with the saved masks: load the "
-                    "model's state after attaching the pruner and before loading the pruner's"
-                )
-            if weight.touched:
-                weight.bind()
-            if self._memory is not Memory.SOFT and torch.count_nonzero(weight.pruned[~mask]):
-                raise ValueError(
-                    f"{name} has weights where the saved mask has none: load the model's state of the same moment "
-                    "before the pruner's"
-                )
+        for weight in self._weights.values():
+            weight.bind()  # the model was just given its weights: they need not fit the masks of before
+        masks = checked_masks(state, self._settings(), self._weights)
         if state["frozen"]:
             self.freeze()
-        for name, mask in masks.items():
-            weight = self._weights[name]
-            weight.mask.copy_(mask)
-            if weight.dense is not None:
-                weight.dense.copy_(weight.pruned)
-                weight.dense[~weight.mask] = -state["error"][name].to(weight.dense)
-            weight.bind()
+        load_weights(state, masks, self._weights)
         self.step, self.flips, self.requested = state["step"], state["flips"], state["requested"]
         self.load_extra_state(state["extra"])
 
@@ -250,7 +227,7 @@ class Pruner:
         if not self._agreed:
             agreement.check(self._weights.values(), self._group)
             self._agreed = True
-        self._uncounted = _is_pretence(optimizer)
+        self._uncounted = is_pretence(optimizer)
         # args[0] is the optimizer itself.
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if closure is None:
@@ -289,7 +266,7 @@ class Pruner:
                 if not self._frozen and self.due(self.step):
                     self._refresh()
         finally:
-            self._hide(masking=self._memory is not Memory.SOFT)
+            self._hide()
 
     def _refresh(self) -> None:
         if self._memory is Memory.FORGET:
@@ -300,8 +277,8 @@ class Pruner:
             self.flips += int(torch.count_nonzero(mask != weight.mask))
             weight.mask.copy_(mask)
             self._warn_if_collapsed(name, weight.mask)
-        if self._memory is Memory.SOFT:
-            self._hide()
+            if self._memory is Memory.SOFT:
+                weight.hide()
 
     def _warn_if_collapsed(self, name: str, mask: Tensor) -> None:
         if name not in self._collapsed and not torch.count_nonzero(mask):
@@ -317,9 +294,9 @@ class Pruner:
             weight.show()
         self._shown = True
 
-    def _hide(self, *, masking: bool = True) -> None:
+    def _hide(self) -> None:
         for weight in self._weights.values():
-            if masking:
+            if self._memory is not Memory.SOFT:
                 weight.hide()
             weight.mark()
         self._shown = False
@@ -360,64 +337,9 @@ class Pruner:
             "floor": self.budget.floor,
         }
 
-    def _checked_masks(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
-        for key, mine in self._settings().items():
-            if state.get(key) != mine:
-                raise ValueError(f"the state was saved with {key}={state.get(key)!r}, this pruner has {key}={mine!r}")
-        shapes = {name: list(target.param.shape) for name, target in self.targets.items()}
-        for name in {**shapes, **state["shapes"]}:
-            if shapes.get(name) != state["shapes"].get(name):
-                raise ValueError(
-                    f"{name} has shape {shapes.get(name, 'none, it is not a target here')}, "
-                    f"in the saved state {state['shapes'].get(name, 'none, it is not a target there')}"
-                )
-        masks = {name: unpack(state["masks"][name], self.targets[name].param.shape, name) for name in shapes}
-        for name, values in state["error"].items():
-            pruned = math.prod(shapes[name]) - int(torch.count_nonzero(masks[name]))
-            if values.numel() != pruned:
-                raise ValueError(f"the saved error of {name} has {values.numel()} values, its mask prunes {pruned}")
-        return masks
 
-
-def _hookable(optimizer: Any) -> Optimizer:
-    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = optimizer.optimizer  # wrappers such as Accelerate's do not forward hooks
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"{type(optimizer).__name__} is no torch.optim.Optimizer and has no step hooks: "
-            "pass the torch optimizer that it steps"
-        )
-    return optimizer
-
-
-def _at_pruned(decay: str) -> bool:
-    if decay not in ("dense", "pruned"):
-        raise ValueError(f"decay must be 'dense' (weight decay acts on w) or 'pruned' (on ŵ), got {decay!r}")
-    return decay == "pruned"
-
-
-def _check_held(targets: Iterable[Target], optimizer: Optimizer) -> None:
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    taken: dict[int, str] = {}
-    for hook in optimizer._optimizer_step_pre_hooks.values():
-        other = getattr(hook, "__self__", None)
-        if isinstance(other, Pruner):
-            taken |= {id(target.param): type(other).__name__ for target in other.targets.values()}
-    for target in targets:
-        if hasattr(target.param, "_in_backward_optimizers"):
-            raise ValueError(f"{target.name} is stepped inside backward, where there is no step to hook into")
-        if id(target.param) not in held:
-            raise ValueError(
-                f"the optimizer does not hold {target.name}: give it to the optimizer, leave it out with targets=..., "
-                "and keep one optimizer for all targets (not one per parameter inside backward)"
-            )
-        if id(target.param) in taken:
-            raise ValueError(f"{target.name} is pruned by a {taken[id(target.param)]} already: detach() that one first")
-
-
-def _is_pretence(optimizer: Optimizer) -> bool:
-    """Tell the step with which distributed checkpoint makes a fresh optimizer's state: lr 0 and zero gradients."""
-    if optimizer.state or any(float(group["lr"]) != 0 for group in optimizer.param_groups):
-        return False
-    gradients = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-    return not any(bool(torch.count_nonzero(gradient)) for gradient in gradients)
+def _taken(optimizer: Optimizer) -> dict[int, str]:
+    """Return the parameters that other pruners on the same optimizer hold, by identity, and who they are."""
+    others = (getattr(hook, "__self__", None) for hook in optimizer._optimizer_step_pre_hooks.values())
+    pruners = [other for other in others if isinstance(other, Pruner)]
+    return {id(target.param): type(other).__name__ for other in pruners for target in other.targets.values()}

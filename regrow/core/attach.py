@@ -1,0 +1,46 @@
+"""What a pruner can be attached to, and which of an optimizer's steps count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from regrow.core.targets import Target
+
+
+def hookable(optimizer: Any) -> Optimizer:
+    """Return the torch optimizer whose step hooks run."""
+    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer  # wrappers such as Accelerate's do not forward hooks
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"{type(optimizer).__name__} is no torch.optim.Optimizer and has no step hooks: "
+            "pass the torch optimizer that it steps"
+        )
+    return optimizer
+
+
+def check_held(targets: Iterable[Target], optimizer: Optimizer, taken: Mapping[int, str]) -> None:
+    """Raise unless the optimizer steps every target, and nobody prunes one of them already (`taken`, by identity)."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for target in targets:
+        if hasattr(target.param, "_in_backward_optimizers"):
+            raise ValueError(f"{target.name} is stepped inside backward, where there is no step to hook into")
+        if id(target.param) not in held:
+            raise ValueError(
+                f"the optimizer does not hold {target.name}: give it to the optimizer, leave it out with targets=..., "
+                "and keep one optimizer for all targets (not one per parameter inside backward)"
+            )
+        if id(target.param) in taken:
+            raise ValueError(f"{target.name} is pruned by a {taken[id(target.param)]} already: detach() that one first")
+
+
+def is_pretence(optimizer: Optimizer) -> bool:
+    """Tell the step with which distributed checkpoint makes a fresh optimizer's state: lr 0 and zero gradients."""
+    if optimizer.state or any(float(group["lr"]) != 0 for group in optimizer.param_groups):
+        return False
+    gradients = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    return not any(bool(torch.count_nonzero(gradient)) for gradient in gradients)
