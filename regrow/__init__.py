@@ -1,24 +1,29 @@
 """Train sparse neural networks in one pass, and take them to small files and fast inference."""
 
-from regrow.core import Constant, Cubic, Masks, Memory, Pruner, Stats
-from regrow.deploy.container import FormatError
-from regrow.deploy.pack import load, save
-from regrow.deploy.shrink import ShrinkReport, shrink, shrink_report
-from regrow.methods import (
-    DPF,
-    DSR,
-    SET,
-    SNIP,
-    DeepR,
-    Dense,
-    Fixed,
-    Incremental,
-    OneShot,
-    Rewire,
-    RigL,
-    SparseMomentum,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from regrow.version import __version__
+
+if TYPE_CHECKING:
+    from regrow.core import Constant, Cubic, Masks, Memory, Pruner, Stats
+    from regrow.deploy.container import FormatError
+    from regrow.deploy.pack import load, save
+    from regrow.deploy.shrink import ShrinkReport, shrink, shrink_report
+    from regrow.methods import (
+        DPF,
+        DSR,
+        SET,
+        SNIP,
+        DeepR,
+        Dense,
+        Fixed,
+        Incremental,
+        OneShot,
+        Rewire,
+        RigL,
+        SparseMomentum,
+    )
 
 __all__ = [
     "DPF",
@@ -47,3 +52,20 @@ __all__ = [
     "shrink",
     "shrink_report",
 ]
+
+_HOMES = ("regrow.core", "regrow.deploy.container", "regrow.deploy.pack", "regrow.deploy.shrink", "regrow.methods")
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: `regrow --help` should not wait for torch."""
+    if name in __all__:
+        for home in _HOMES:
+            module = import_module(home)
+            if hasattr(module, name):
+                return globals().setdefault(name, getattr(module, name))
+    raise AttributeError(f"module 'regrow' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Let completion see what is not imported yet."""
+    return sorted({*globals(), *__all__})
