@@ -6,15 +6,16 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from regrow.core.pruner import Pruner
 from regrow.core.weights import Memory
+from regrow.methods.steady import Steady
 
 
-class DPF(Pruner):
+class DPF(Steady):
     """Keeps `model` pruned while `optimizer` trains the dense weights behind it (Algorithm 1).
 
     Every `every` steps the mask is recomputed from the dense weights, so a weight that was pruned too early grows back
-    as soon as its accumulated updates lift it over the threshold.
+    as soon as its accumulated updates lift it over the threshold. The options are those of `Pruner`, and two remedies
+    that go beyond the paper: `stabilise=True` and `settle=0.1, total=steps` (see `regrow.methods.steady`).
     """
 
     memory = Memory.KEEP

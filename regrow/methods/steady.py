@@ -1,0 +1,89 @@
+"""Two remedies for dynamic masks at high sparsity, beyond the paper: bounded gradients of dead filters, a late rest.
+
+A filter that is masked as a whole emits a constant. Batch norm then divides by the square root of its eps instead of a
+standard deviation, so that the filter's gradient comes out 30 to 100 times larger than its neighbours'. DPF applies it
+to the dense weights, which jump over the threshold and evict good ones. `stabilise=True` scales the gradient of a dead
+filter down to the median norm of the live filters of its layer: the feedback stays alive, its size becomes ordinary,
+and nothing at all changes while no filter is dead. `settle=0.1` keeps the mask for the last tenth of training, so that
+the weights that are left can converge.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Required, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from regrow.core.pruner import Pruner
+from regrow.core.schedule import Schedule
+from regrow.core.targets import Target
+from regrow.methods.options import Options, check_share, needed
+
+
+class SteadyOptions(Options, total=False):
+    """The options of `Pruner`."""
+
+    sparsity: Required[float | Schedule]
+    every: int
+
+
+class Steady(Pruner, ABC):
+    """A pruner with the options `stabilise` and `settle` (a share of the `total` optimizer steps)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        stabilise: bool = False,
+        settle: float = 0.0,
+        total: int | None = None,
+        **options: Unpack[SteadyOptions],
+    ) -> None:
+        self.stabilise, self.settle = stabilise, check_share("settle", settle)
+        if settle:
+            steps = needed(self, total, "total", "the optimizer steps of the whole training, to know its last ones")
+            self._rest = round(steps * (1 - settle))
+        super().__init__(model, optimizer, **options)
+
+    @abstractmethod
+    def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
+        """Return (name, mask) pairs for step `t`."""
+
+    def due(self, t: int) -> bool:
+        """Return whether a mask is made: every so often, until the rest begins."""
+        return super().due(t) and not (self.settle and t > self._rest)
+
+    def before_update(self) -> None:
+        """Freeze when the rest begins; bound the gradients of dead filters."""
+        if self.settle and self.step == self._rest and not self._frozen:
+            self.freeze()
+        if self.stabilise:
+            bound_dead_filters([(target, self.masks[name]) for name, target in self.targets.items()])
+        super().before_update()
+
+
+@torch.no_grad()
+def bound_dead_filters(layers: list[tuple[Target, Tensor]]) -> None:
+    """Scale the gradient of every fully masked filter down to the median norm of its layer's live filters.
+
+    A layer without a live filter is measured by the median of the whole model's.
+    """
+    found = [
+        (target.param.grad.movedim(target.out_dim, 0), mask.movedim(target.out_dim, 0).flatten(1).any(dim=1))
+        for target, mask in layers
+        if target.param.grad is not None
+    ]
+    if all(bool(live.all()) for _, live in found):
+        return
+    norms = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient, _ in found]
+    alive = [norm[live] for norm, (_, live) in zip(norms, found, strict=True)]
+    everywhere = torch.cat(alive)
+    for (gradient, live), norm, mine in zip(found, norms, alive, strict=True):
+        bound = (mine if len(mine) else everywhere).median() if len(everywhere) else norm.new_zeros(())
+        scale = torch.where(live | (norm <= bound), 1.0, bound / norm)
+        gradient.mul_(scale.to(gradient.dtype).view(-1, *[1] * (gradient.ndim - 1)))
