@@ -42,7 +42,7 @@ class Budget:
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the mask of each tensor of scores: those of least magnitude are pruned.
 
-        `shapes` are those of the weights, where a score stands for more than one.
+        `shapes` are those of the weights: a score may stand for several.
         """
         for pool, count in self._pools(scores, sparsity, shapes or {name: s.shape for name, s in scores.items()}):
             total = sum(scores[name].numel() for name in pool)

@@ -19,12 +19,12 @@ from regrow.core.budget import Budget, Scope
 from regrow.core.decay import DecayAtPruned, at_pruned
 from regrow.core.masks import Masks
 from regrow.core.schedule import Schedule, as_schedule, check_every
-from regrow.core.score import alive, expand_filters, filter_norm
+from regrow.core.score import Criterion, alive
 from regrow.core.state import checked_masks, load_weights, save_weights
 from regrow.core.targets import TargetSpec, find_targets, named_parameters
+from regrow.core.units import parse_unit
 from regrow.core.weights import Memory, Weight
 
-Unit = Literal["weight", "filter"]
 Decay = Literal["dense", "pruned"]
 
 
@@ -51,7 +51,7 @@ class Pruner:
     """The life that all methods share; a method says what it remembers and what the next masks are."""
 
     memory: ClassVar[Memory] = Memory.FORGET
-    shared: ClassVar[tuple[str, ...]] = ("every", "unit")
+    shared: ClassVar[tuple[str, ...]] = ("every", "unit", "criterion")
     """The options that a saved run and the one that continues it must have in common."""
 
     def __init__(
@@ -62,7 +62,8 @@ class Pruner:
         sparsity: float | Schedule,
         every: int = 16,
         scope: Scope = "global",
-        unit: Unit = "weight",
+        unit: str = "weight",
+        criterion: Criterion = "l2",
         targets: TargetSpec = None,
         include_last: bool = False,
         floor: int = 0,
@@ -70,13 +71,14 @@ class Pruner:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         check_every(every)
-        if unit not in ("weight", "filter"):
-            raise ValueError(f"unit must be 'weight' or 'filter', got {unit!r}")
+        self.units = parse_unit(unit, criterion)
         self.schedule = as_schedule(sparsity)
-        self.every, self.unit = every, unit
+        self.units.check(self.schedule)
+        self.every, self.unit, self.criterion = every, unit, criterion
         self.budget = Budget(scope, floor)
         self.optimizer = hookable(optimizer)
-        self.targets = {t.name: t for t in find_targets(model, targets, include_last=include_last)}
+        found = find_targets(model, targets, include_last=include_last)
+        self.targets = {target.name: target for target in self.units.usable(found, targets is not None)}
         check_held(self.targets.values(), self.optimizer, _taken(self.optimizer))
         self._decay = DecayAtPruned(self.optimizer) if at_pruned(decay) else None
         self._group = group
@@ -109,15 +111,13 @@ class Pruner:
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield masks that keep the units of largest score, as unit, scope and floor say; nothing outside `among`."""
         self.requested = sparsity
+        units = {name: self.units.scores(self.targets[name], score) for name, score in scores.items()}
         if among is not None:
-            scores = {name: alive(score, among[name]) for name, score in scores.items()}
-        if self.unit == "weight":
-            yield from self.budget.keep_top(scores, sparsity)
-            return
-        norms = {name: filter_norm(self.targets[name], score) for name, score in scores.items()}
+            units = {n: alive(score, self.units.whole(self.targets[n], among[n])) for n, score in units.items()}
         shapes = {name: score.shape for name, score in scores.items()}
-        for name, keep in self.budget.keep_top(norms, sparsity, shapes):
-            yield name, expand_filters(self.targets[name], keep)
+        for name, keep in self.budget.keep_top(units, self.units.share(sparsity), shapes):
+            inside = among[name] if among is not None else None
+            yield name, self.units.mask(self.targets[name], scores[name], keep, inside)
 
     def extra_state(self) -> dict[str, Any]:
         """Return what this method alone must save, as plain tensors and numbers."""
@@ -211,9 +211,9 @@ class Pruner:
         """Continue where `state_dict` was taken: attach, then load the states of model, optimizer and pruner."""
         if self._shown:
             self._hide()
+        masks = checked_masks(state, self._settings(), self._weights, self._memory)
         for weight in self._weights.values():
             weight.bind()  # the model was just given its weights: they need not fit the masks of before
-        masks = checked_masks(state, self._settings(), self._weights)
         if state["frozen"]:
             self.freeze()
         load_weights(state, masks, self._weights)

@@ -1,16 +1,17 @@
-"""How much a weight or a filter matters: the larger the score's magnitude, the longer it is kept."""
+"""How much a weight or a filter matters: the larger the score's magnitude, the longer it is kept.
+
+Selection looks at magnitudes only, so a weight is its own score. Filters are scored from a matrix with one row each.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from regrow.core.targets import Target
-
-
-def magnitude(weight: Tensor) -> Tensor:
-    """Score a weight by |w| (selection looks at magnitudes only, so the weight itself serves)."""
-    return weight
+Criterion = Literal["l2", "l1", "rms", "fpgm"]
 
 
 def alive(score: Tensor, mask: Tensor) -> Tensor:
@@ -18,15 +19,25 @@ def alive(score: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, torch.nextafter(score.abs(), score.new_tensor(torch.inf)), 0)
 
 
-def filter_norm(target: Target, weight: Tensor) -> Tensor:
-    """Score each output filter by its l2 norm (Appendix A.5)."""
-    norms: Tensor = torch.linalg.vector_norm(weight.movedim(target.out_dim, 0).flatten(1), dim=1)
+def l2(rows: Tensor) -> Tensor:
+    """Score a filter by its l2 norm (Appendix A.5)."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
     return norms
 
 
-def expand_filters(target: Target, keep: Tensor) -> Tensor:
-    """Spread one decision per filter over the filter's weights."""
-    shape = [1] * target.param.ndim
-    shape[target.out_dim] = -1
-    spread: Tensor = keep.view(shape).expand_as(target.param)
-    return spread
+def l1(rows: Tensor) -> Tensor:
+    """Score a filter by the sum of its magnitudes (Li et al. 2017); sums the scores of SNIP."""
+    return rows.abs().sum(1)
+
+
+def rms(rows: Tensor) -> Tensor:
+    """Score a filter by the root mean square of its weights, which is fair between layers of different fan-in."""
+    return rows.square().mean(1).sqrt()
+
+
+def fpgm(rows: Tensor) -> Tensor:
+    """Score a filter by its distances to the others: those near the geometric median go (He et al. 2019)."""
+    return torch.cdist(rows.float(), rows.float()).sum(1)
+
+
+CRITERIA: dict[Criterion, Callable[[Tensor], Tensor]] = {"l2": l2, "l1": l1, "rms": rms, "fpgm": fpgm}

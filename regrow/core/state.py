@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regrow.core.masks import pack, unpack
-from regrow.core.weights import Weight
+from regrow.core.weights import Memory, Weight
 
 
 def save_weights(weights: Mapping[str, Weight]) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def save_weights(weights: Mapping[str, Weight]) -> dict[str, Any]:
 
 
 def checked_masks(
-    state: Mapping[str, Any], settings: Mapping[str, Any], weights: Mapping[str, Weight]
+    state: Mapping[str, Any], settings: Mapping[str, Any], weights: Mapping[str, Weight], memory: Memory
 ) -> dict[str, Tensor]:
     """Return the saved masks, after everything that could be wrong with a state has been ruled out."""
     for key, mine in settings.items():
@@ -41,7 +41,13 @@ def checked_masks(
         if name in state["error"] and state["error"][name].numel() != pruned:
             saved = state["error"][name].numel()
             raise ValueError(f"the saved error of {name} has {saved} values, its mask prunes {pruned}")
-        if torch.count_nonzero(weights[name].pruned[~mask.to(weights[name].pruned.device)]):
+        weight, mask = weights[name], mask.to(weights[name].mask.device)
+        if memory is Memory.FORGET and not weight.touched and bool(torch.any(mask & ~weight.mask)):
+            raise ValueError(
+                f"{name} was pruned when the pruner was attached, and not with the saved masks: load the model's state "
+                "after attaching the pruner and before loading the pruner's"
+            )
+        if memory is not Memory.SOFT and torch.count_nonzero(weight.target.param.data[~mask]):
             raise ValueError(
                 f"{name} has weights where the saved mask has none: load the model's state of the same moment "
                 "before the pruner's"

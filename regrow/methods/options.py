@@ -7,7 +7,8 @@ from typing import TypedDict
 import torch.distributed as dist
 
 from regrow.core.budget import Scope
-from regrow.core.pruner import Decay, Unit
+from regrow.core.pruner import Decay
+from regrow.core.score import Criterion
 from regrow.core.targets import TargetSpec
 
 
@@ -15,7 +16,8 @@ class Options(TypedDict, total=False):
     """The options of `Pruner` that a magnitude method leaves as they are."""
 
     scope: Scope
-    unit: Unit
+    unit: str
+    criterion: Criterion
     targets: TargetSpec
     include_last: bool
     floor: int

@@ -45,6 +45,7 @@ class SNIP(Pruner):
             raise ValueError("inference=True needs loss=, a function that returns the loss of one batch")
         self._gradients = {} if loss is None else _gradients(model, loss, inference, options.get("group"))
         self._scored = False
+        options.setdefault("criterion", "l1")  # a filter's score is the sum of its weights' scores
         super().__init__(model, optimizer, sparsity=sparsity, **options)
 
     def due(self, t: int) -> bool:

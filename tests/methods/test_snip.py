@@ -92,3 +92,15 @@ def test_inference_mode_without_a_loss_is_refused():
     model = TRAINING.model()
     with pytest.raises(ValueError, match="inference=True needs loss="):
         regrow.SNIP(model, TRAINING.optimizer(model), sparsity=0.9, inference=True)
+
+
+def test_filters_are_scored_by_the_sum_over_their_weights():
+    model = TRAINING.model()
+    x, y = batch()
+    loss = lambda: nn.functional.cross_entropy(model(x), y)  # noqa: E731
+    names = [name for name, p in model.named_parameters() if p.ndim > 1][:-1]
+    sums = [score.abs().flatten(1).sum(1) for score in sensitivities(model, names)]
+    pruner = regrow.SNIP(model, TRAINING.optimizer(model), sparsity=0.5, loss=loss, unit="filter")
+    expected = stable_masks(sums, round(0.5 * sum(map(len, sums))))
+    for keep, mask in zip(expected, pruner.masks.values(), strict=True):
+        assert torch.equal(mask.flatten(1), keep[:, None].expand_as(mask.flatten(1)))
