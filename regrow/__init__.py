@@ -19,10 +19,13 @@ if TYPE_CHECKING:
         Dense,
         Fixed,
         Incremental,
+        LotteryTicket,
         OneShot,
         Rewire,
         RigL,
         SparseMomentum,
+        from_scratch,
+        steps_of_equal_flops,
     )
 
 __all__ = [
@@ -37,6 +40,7 @@ __all__ = [
     "Fixed",
     "FormatError",
     "Incremental",
+    "LotteryTicket",
     "Masks",
     "Memory",
     "OneShot",
@@ -47,10 +51,12 @@ __all__ = [
     "SparseMomentum",
     "Stats",
     "__version__",
+    "from_scratch",
     "load",
     "save",
     "shrink",
     "shrink_report",
+    "steps_of_equal_flops",
 ]
 
 _HOMES = ("regrow.core", "regrow.deploy.container", "regrow.deploy.pack", "regrow.deploy.shrink", "regrow.methods")

@@ -1,0 +1,169 @@
+"""Lottery tickets with rewinding (Frankle & Carbin 2019; Frankle et al. 2019): many trainings, one mask.
+
+Train, drop 20 % of what is left by magnitude over all layers, go back to the weights of step `rewind`, and repeat
+until the sparsity is reached. Different from the authors' code: the dense training passes through step `rewind` instead
+of stopping there, and the last level drops just what the requested sparsity needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from regrow.core.budget import Budget, Scope
+from regrow.core.masks import Masks, pack, unpack
+from regrow.core.schedule import check_sparsity
+from regrow.core.score import alive
+from regrow.core.targets import TargetSpec, find_targets
+
+Train = Callable[[nn.Module, Masks, int], Any]
+
+
+@dataclass(frozen=True)
+class Level:
+    """One training of the procedure: its masks, and what `train` returned."""
+
+    masks: Masks
+    result: Any
+
+    @property
+    def sparsity(self) -> float:
+        """The share of targeted weights that is pruned."""
+        return self.masks.sparsity
+
+
+class LotteryTicket:
+    """Finds and trains a sparse part of `model`; with a `folder`, an interrupted search goes on at its level.
+
+    >>> def train(model, masks, start):          # from optimizer step `start` of the schedule to its end
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    ...     regrow.Fixed(model, optimizer, masks)
+    ...     ...                                  # an ordinary training loop
+    ...     return accuracy
+    >>> levels = regrow.LotteryTicket(model, 0.9, rewind=2_000).run(train)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sparsity: float,
+        *,
+        rewind: int = 0,
+        drop: float = 0.2,
+        scope: Scope = "global",
+        targets: TargetSpec = None,
+        include_last: bool = False,
+        folder: str | Path | None = None,
+    ) -> None:
+        check_sparsity(sparsity)
+        if not 0 < drop < 1:
+            raise ValueError(f"drop must be a share in (0, 1), got {drop:g}")
+        if rewind < 0:
+            raise ValueError(f"rewind must be an optimizer step, 0 or later, got {rewind}")
+        self.model, self.rewind, self.budget = model, rewind, Budget(scope)
+        self.targets = {t.name: t.param for t in find_targets(model, targets, include_last=include_last)}
+        self.sparsities = [0.0]
+        while self.sparsities[-1] < sparsity:
+            self.sparsities.append(min(1 - (1 - self.sparsities[-1]) * (1 - drop), sparsity))
+        self.folder = None if folder is None else Path(folder)
+
+    def run(self, train: Train) -> list[Level]:
+        """Call `train(model, masks, start)` once per level and return the levels; the model is the last one's.
+
+        `train` trains the model in place, from optimizer step `start` of its schedule to the end, with an optimizer of
+        its own, and keeps to the masks. It returns what is worth knowing, as numbers, text, tensors, lists and dicts.
+        """
+        settings = {"sparsities": self.sparsities, "rewind": self.rewind, "scope": self.budget.scope}
+        start = self._load("start") or self._save("start", {**settings, "model": _state(self.model)})
+        for key, mine in settings.items():
+            if start[key] != mine:
+                raise ValueError(f"{self.folder} was begun with {key}={start[key]}, this search has {key}={mine}")
+        self.model.load_state_dict(start["model"])
+        levels: list[Level] = []
+        rewound = start["model"]
+        for index, sparsity in enumerate(self.sparsities):
+            name = f"level-{index:02d}"
+            done = self._load(name)
+            if done is not None:
+                self.model.load_state_dict(done["model"])
+            elif index == 0:
+                done = self._save(name, self._train_dense(train))
+            else:
+                done = self._save(name, self._train_sparse(train, rewound, levels[-1].masks, sparsity))
+            rewound = done.get("rewound", rewound)
+            masks = {target: unpack(done["masks"][target], p.shape, target) for target, p in self.targets.items()}
+            levels.append(Level(Masks(masks), done["result"]))
+        return levels
+
+    def _train_dense(self, train: Train) -> dict[str, Any]:
+        masks = Masks({name: torch.ones_like(p, dtype=torch.bool) for name, p in self.targets.items()})
+        with self._watching() as seen:
+            result = train(self.model, masks, 0)
+        if self.rewind not in seen:
+            raise ValueError(f"rewind={self.rewind} was never reached: train made {max(seen)} optimizer steps")
+        return {**self._record(masks, result), "rewound": seen[self.rewind]}
+
+    def _train_sparse(self, train: Train, rewound: dict[str, Tensor], old: Masks, sparsity: float) -> dict[str, Any]:
+        scores = {name: alive(p.detach(), old[name].to(p.device)) for name, p in self.targets.items()}
+        masks = Masks(dict(self.budget.keep_top(scores, sparsity)))
+        self.model.load_state_dict(rewound)
+        with torch.no_grad():
+            for name, parameter in self.targets.items():
+                parameter.masked_fill_(~masks[name], 0)
+        return self._record(masks, train(self.model, masks, self.rewind))
+
+    @contextmanager
+    def _watching(self) -> Iterator[dict[int, Any]]:
+        """Count the optimizer steps that the model takes, and keep its state at step `rewind`."""
+        seen: dict[int, Any] = {0: _state(self.model) if self.rewind == 0 else None}
+        parameters = {id(parameter) for parameter in self.targets.values()}
+
+        def count(optimizer: Optimizer, *_: Any) -> None:
+            if any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"]):
+                step = max(seen) + 1
+                seen[step] = _state(self.model) if step == self.rewind else None
+
+        hook = register_optimizer_step_post_hook(count)
+        try:
+            yield seen
+        finally:
+            hook.remove()
+
+    def _record(self, masks: Masks, result: Any) -> dict[str, Any]:
+        packed = {name: pack(mask) for name, mask in masks.items()}
+        return {"masks": packed, "result": result, "model": _state(self.model)}
+
+    def _load(self, name: str) -> dict[str, Any] | None:
+        path = self.folder and self.folder / f"{name}.pt"
+        if path is None or not path.exists():
+            return None
+        record: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return record
+
+    def _save(self, name: str, record: dict[str, Any]) -> dict[str, Any]:
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            part = self.folder / f"{name}.part"
+            torch.save(record, part)
+            try:
+                torch.load(part, weights_only=True)
+            except UnpicklingError as error:
+                raise TypeError(
+                    "train must return numbers, text, tensors, or lists and dicts of them, so that its result can be "
+                    f"read back without running code; got {type(record['result']).__name__}"
+                ) from error
+            part.replace(self.folder / f"{name}.pt")  # at once: a level is there as a whole or not at all
+        return record
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
