@@ -34,6 +34,9 @@ layers: install  ## imports point one way
 test: lint types layers  ## what CI runs: lint, types, layers and the tests
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
+demo: install  ## train on digits dense, pruned afterwards and with DPF, and compare (a minute, no download)
+	$(BIN)/regrow demo
+
 check: test  ## `test` and everything slow
 	$(BIN)/python -m pytest -n 2 -m slow
 

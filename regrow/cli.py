@@ -8,44 +8,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 FAILED, MISUSED = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command in `arguments` (by default those of the process) and exit with its code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        import tyro
-    except ImportError:
+        from regrow.commands.table import call
+    except ImportError as error:
+        if error.name not in ("tyro", "rich"):
+            raise
         sys.exit('regrow: the command line needs a few packages more: pip install "regrow[cli]"')
     try:
-        code = tyro.extras.subcommand_cli_from_dict(
-            _commands(arguments),
-            prog="regrow",
-            description="Train sparse neural networks in one pass. Start with: regrow train digits",
-            args=arguments or ["--help"],
-            config=(tyro.conf.OmitArgPrefixes,),
-        )
+        code = call(list(sys.argv[1:] if arguments is None else arguments))
     except Exception as error:
         code = _explain(error)
     sys.exit(code)
-
-
-def _commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
-    """Return every command by its name; a new one is a function and a line here."""
-    from regrow.commands.env import env
-    from regrow.commands.recipes import recipes
-    from regrow.commands.train import default_recipe, train_command
-    from regrow.train.config import Recipe
-
-    training = arguments[:1] == ["train"]
-    return {
-        "train": train_command(default_recipe(arguments[1:]) if training else Recipe()),
-        "recipes": recipes,
-        "env": env,
-    }
 
 
 def _explain(error: Exception) -> int:
@@ -66,7 +46,8 @@ def _explain(error: Exception) -> int:
 
 def _expected(error: Exception) -> bool:
     from regrow.data import DataError
+    from regrow.deploy.container import FormatError
     from regrow.train.files import FolderError
     from regrow.train.loop import DivergedError
 
-    return isinstance(error, DataError | FolderError | DivergedError)
+    return isinstance(error, DataError | FormatError | FolderError | DivergedError)

@@ -46,8 +46,8 @@ class Recipe:
     """Optimizer steps between two masks. None: as in the method's paper (16 for dpf, an epoch for most others)."""
     scope: Literal["global", "layer", "er", "erk"] | None = None
     """One threshold for all layers or one per layer, alike or by Erdos-Renyi. None: as in the method's paper."""
-    unit: Literal["weight", "filter"] | None = None
-    """Prune single weights, which is the default, or whole filters."""
+    unit: str | None = None
+    """Prune single weights ("weight", the default), whole filters ("filter"), or N of M neighbours ("2:4")."""
     targets: tuple[str, ...] = ()
     """Names or globs of what is pruned. Empty: every convolution and linear layer but the last linear one."""
     include_last: bool | None = None

@@ -17,10 +17,14 @@ from regrow.train.pruning import ramps
 
 
 class Display:
-    """Listens to a run and shows it; on anything but a terminal it prints plain lines and no bar."""
+    """Listens to a run and shows it; on anything but a terminal it prints plain lines and no bar.
 
-    def __init__(self, console: Console | None = None) -> None:
+    `lines_every` prints the line of every so many epochs; without `tables` there is no summary at start and end.
+    """
+
+    def __init__(self, console: Console | None = None, *, lines_every: int = 1, tables: bool = True) -> None:
         self.console = console or Console(highlight=False)
+        self._lines_every, self._tables = lines_every, tables
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -40,12 +44,14 @@ class Display:
             case Stepped():
                 self._progress.update(self._task, completed=event.step, loss=event.loss)
             case EpochEnded():
-                self.console.print(self._epoch_line(event.record), soft_wrap=True)
+                if event.record["epoch"] % self._lines_every == 0:
+                    self.console.print(self._epoch_line(event.record), soft_wrap=True)
                 self._progress.update(self._task, description=f"epoch {event.record['epoch'] + 1}/{self._epochs}")
             case Finished():
                 self.close()
-                self.console.print(result_table(event.result))
-                self.console.print(f"files in {event.folder}", soft_wrap=True)
+                if self._tables:
+                    self.console.print(result_table(event.result))
+                    self.console.print(f"files in {event.folder}", soft_wrap=True)
 
     def close(self) -> None:
         """Take the bar away."""
@@ -55,7 +61,8 @@ class Display:
         recipe = event.recipe
         self._epochs, self._total = recipe.epochs + recipe.finetune_epochs, event.total
         self._first, self._clock = event.step, time.monotonic()
-        self.console.print(start_table(event))
+        if self._tables:
+            self.console.print(start_table(event))
         if event.resumed:
             done = event.step / event.steps_per_epoch
             self.console.print(f"going on after {done:.4g} of {self._epochs} epochs (step {event.step:,})")
@@ -134,7 +141,7 @@ def _facts(heading: str) -> Table:
 
 
 def _sparsity(recipe: Recipe) -> str:
-    pruned = f"{100 * recipe.sparsity:g} % of the {recipe.unit or 'weight'}s"
+    pruned = f"{100 * recipe.sparsity:g} % of the {'filters' if recipe.unit == 'filter' else 'weights'}"
     if recipe.method == "oneshot":
         return f"{pruned}, all at once after {recipe.epochs} epochs"
     end = recipe.ramp_share * recipe.epochs if ramps(find_method(recipe.method)) else 0

@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 from regrow.analysis import Dynamics
 from regrow.core import Masks, Pruner
 from regrow.core.masks import unpack
+from regrow.data import DataError
 from regrow.methods import Fixed
 from regrow.train import parts
-from regrow.train.config import Recipe
+from regrow.train.config import Recipe, RecipeError
 from regrow.train.evaluation import evaluate
 from regrow.train.pruning import make_pruner
 from regrow.train.rates import Rate, finetuning_rate, training_rate
@@ -218,3 +219,13 @@ class Trainer:
     def _where(self) -> str:
         rate = self.phase.rate(self.step - self.phase.start)
         return f"epoch {self.epoch + 1}, learning rate {rate:g}"
+
+
+def make_trainer(recipe: Recipe, state: Mapping[str, Any] | None = None) -> Trainer:
+    """Return the trainer; what its parts say against the recipe becomes a `RecipeError`."""
+    try:
+        return Trainer(recipe, state)
+    except (DataError, RecipeError):
+        raise
+    except ValueError as error:
+        raise RecipeError(str(error)) from error

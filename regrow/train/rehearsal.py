@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from regrow.analysis import Account, account
-from regrow.train.config import Recipe, RecipeError
-from regrow.train.loop import Trainer
+from regrow.train.config import Recipe
+from regrow.train.loop import make_trainer
 
 _BATCHES = 6
 
@@ -32,10 +32,7 @@ class _EnoughError(Exception):
 def rehearse(recipe: Recipe) -> Rehearsal:
     """Train a few batches and make one mask, at the final sparsity."""
     sooner = {} if recipe.method == "dense" else {"every": _BATCHES, "ramp_end": 0.0}
-    try:
-        trainer = Trainer(recipe.changed(**sooner))
-    except ValueError as error:
-        raise error if isinstance(error, RecipeError) else RecipeError(str(error)) from error
+    trainer = make_trainer(recipe.changed(**sooner))
     marks: list[float] = []
 
     def after_step() -> None:

@@ -14,12 +14,12 @@ import torch
 from regrow.analysis import Account, account
 from regrow.deploy.files import save_model
 from regrow.train import checkpoint
-from regrow.train.config import Recipe, RecipeError
+from regrow.train.config import Recipe
 from regrow.train.environment import environment, versions
 from regrow.train.events import EpochEnded, Event, Finished, Listener, Started, Stepped
 from regrow.train.files import FolderError, cannot_write, remove_partial, write_json, write_whole
 from regrow.train.lock import locked
-from regrow.train.loop import DivergedError, Trainer
+from regrow.train.loop import DivergedError, make_trainer
 from regrow.train.metrics import Metrics
 from regrow.train.signals import Stop, StoppedError, stop_requests
 
@@ -118,10 +118,7 @@ class _Run:
         state: dict[str, Any] = {"metrics": 0, "seconds": 0.0, "last": None}
         if resumed:
             state = checkpoint.load(self._checkpoint)
-        try:
-            self.trainer = Trainer(self.recipe, state.get("trainer"))
-        except ValueError as error:
-            raise error if isinstance(error, RecipeError) else RecipeError(str(error)) from error
+        self.trainer = make_trainer(self.recipe, state.get("trainer"))
         self._seconds: float = state["seconds"]
         self._last: dict[str, Any] | None = state["last"]
         position: int = state["metrics"]

@@ -1,0 +1,50 @@
+"""Every command by its name: a new one is a function and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+import tyro
+
+from regrow.commands.demo import demo
+from regrow.commands.env import env
+from regrow.commands.inspect import inspect
+from regrow.commands.recipes import recipes
+from regrow.commands.train import default_recipe, train_command
+from regrow.train.config import Recipe
+
+
+def call(arguments: Sequence[str]) -> int:
+    """Run the command in `arguments` and return its exit code."""
+    code: int = tyro.extras.subcommand_cli_from_dict(
+        _commands(arguments),
+        prog="regrow",
+        description="Train sparse neural networks in one pass. Start with: regrow train digits",
+        args=list(arguments) or ["--help"],
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    return code
+
+
+def _commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
+    training = arguments[:1] == ["train"]
+    return {
+        "train": train_command(default_recipe(arguments[1:]) if training else Recipe()),
+        "demo": demo,
+        "recipes": recipes,
+        "inspect": inspect,
+        "env": env,
+        "completion": completion,
+    }
+
+
+def completion(
+    shell: Annotated[tyro.conf.Positional[Literal["bash", "zsh", "tcsh"]], tyro.conf.arg(metavar="SHELL")],
+) -> int:
+    """Print a completion script: `regrow completion bash > ~/.local/share/bash-completion/completions/regrow`.
+
+    Args:
+        shell: bash, zsh or tcsh. For zsh, write it to a file `_regrow` in a folder of $fpath.
+    """
+    return call(["--tyro-print-completion", shell])

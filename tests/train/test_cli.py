@@ -1,0 +1,168 @@
+import subprocess
+import sys
+
+import pytest
+
+from regrow.cli import main
+from regrow.train.run import run
+from tests.train.test_run import QUICK
+
+
+def call(capsys, *arguments):
+    """Run a command in this process; return its exit code, and what it said."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return ended.value.code or 0, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    run(QUICK, folder)
+    return folder
+
+
+QUICK_OPTIONS = ("--width", "4", "--epochs", "2", "--batch", "256", "--threads", "1")
+
+
+def test_python_m_regrow_shows_the_commands():
+    shown = subprocess.run([sys.executable, "-m", "regrow"], capture_output=True, text=True, check=True).stdout
+    for command in ("train", "demo", "recipes", "inspect", "env", "completion"):
+        assert command in shown
+
+
+def test_training_shows_a_summary_a_line_per_epoch_and_the_result(capsys, tmp_path):
+    code, said, _ = call(capsys, "train", "digits", *QUICK_OPTIONS, "--out", tmp_path / "run")
+    assert code == 0
+    assert "small · Digits · dpf 90 %" in said
+    assert "parameters  1,702, 1,476 of them targeted" in said
+    assert "epoch 2/2  loss " in said
+    assert "top-1" in said.splitlines()[-5]
+    assert f"files in {tmp_path / 'run'}" in said.replace("\n", "")
+
+
+def test_the_same_command_again_shows_the_finished_run(capsys, tmp_path):
+    arguments = ("train", "digits", *QUICK_OPTIONS, "--out", tmp_path / "run")
+    assert call(capsys, *arguments)[0] == 0
+    code, said, _ = call(capsys, *arguments)
+    assert code == 0
+    assert "epoch 1/2" not in said
+    assert "done in" in said
+
+
+def test_a_recipe_file_is_trained_with_the_options_on_top(capsys, tmp_path):
+    (tmp_path / "mine.toml").write_text(QUICK.changed(epochs=9).to_toml(), encoding="utf-8")
+    code, said, _ = call(capsys, "train", tmp_path / "mine.toml", "--epochs", "1", "--out", tmp_path / "run")
+    assert code == 0
+    assert "epoch 1/1" in said
+
+
+def test_help_shows_the_values_of_the_recipe(capsys):
+    code, said, _ = call(capsys, "train", "cifar-wrn28-2", "--help")
+    assert code == 0
+    said = " ".join(said.replace("│", " ").split())
+    assert "(default: wrn28-2)" in said
+    assert "(default: 0.3 0.6 0.8)" in said
+
+
+def test_a_dry_run_estimates_the_time_and_writes_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, said, _ = call(capsys, "train", "digits", *QUICK_OPTIONS, "--dry-run")
+    assert code == 0
+    assert "12 steps, 6 per epoch: about" in said
+    assert "conv3" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "digts"), "Perhaps you meant 'digits'"),
+        (("train", "digits", "--model", "resnet-20"), "Did you mean 'resnet20'"),
+        (("train", "digits", "--data", "cifar"), "Did you mean 'cifar10'"),
+        (("train", "digits", "--method", "dfp"), "Did you mean 'dpf'"),
+        (("train", "digits", "--sparsity", "90"), "Did you mean 0.9?"),
+        (("train", "digits", "--wieght-decay", "0.1"), "--weight-decay"),
+        (("train", "digits", "--lr", "fast"), "could not convert string to float: 'fast'"),
+        (("train", "digits", "--targets", "conv9"), "no weight matches target 'conv9'"),
+        (("recipes", "cifar-resnet-20"), "Perhaps you meant 'cifar-resnet20'"),
+        (("inspect", "resnet-20"), "Did you mean 'resnet20'"),
+        (("trian", "digits"), "train"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_was_probably_meant(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, said = call(capsys, *arguments)
+    assert code == 2
+    assert message in " ".join(said.replace("│", " ").split())
+    assert "Traceback" not in said
+
+
+def test_missing_data_is_a_failure_that_says_how_to_get_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REGROW_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code, _, said = call(capsys, "train", "imagenet-resnet50", "--device", "cpu", "--no-bf16")
+    assert code == 1
+    assert "ImageNet" in said
+
+
+def test_resuming_what_is_no_run_says_so(capsys, tmp_path):
+    code, _, said = call(capsys, "train", "--resume", tmp_path)
+    assert code == 1
+    assert "is not a run: it has no recipe.toml" in said
+
+
+def test_resuming_with_another_value_is_refused(capsys, finished):
+    code, _, said = call(capsys, "train", "--resume", finished, "--lr", "0.7")
+    assert code == 1
+    assert "lr is 0.1 there and 0.7 here" in said
+
+
+def test_recipes_are_listed_and_printed(capsys, tmp_path):
+    assert "cifar-resnet20" in call(capsys, "recipes")[1]
+    code, said, _ = call(capsys, "recipes", "cifar-small")
+    assert code == 0
+    assert "stem_stride = 2\n" in said
+
+
+def test_inspect_shows_a_network_a_run_and_a_file(capsys, finished):
+    assert "40.81 M" in call(capsys, "inspect", "resnet20")[1]
+    for path in (finished, finished / "model.safetensors"):
+        code, said, _ = call(capsys, "inspect", path)
+        assert code == 0
+        assert "90.0 % of the 1,476 targeted weights" in said
+
+
+def test_inspect_shows_a_run_that_is_not_finished(capsys, tmp_path):
+    class EnoughError(Exception):
+        pass
+
+    def leave(event):
+        if getattr(event, "step", 0) == 8:
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        run(QUICK, tmp_path / "run", listeners=[leave])
+    code, said, _ = call(capsys, "inspect", tmp_path / "run")
+    assert code == 0
+    assert "not finished: after 6 steps" in said
+
+
+def test_env_and_completion_say_what_they_should(capsys):
+    assert "torch" in call(capsys, "env")[1]
+    for shell in ("bash", "zsh"):
+        assert "weight-decay" in call(capsys, "completion", shell)[1]
+
+
+@pytest.mark.slow
+def test_the_demo_shows_what_pruning_in_one_shot_destroys_and_dpf_does_not(capsys, tmp_path):
+    from regrow.commands.demo import comparison
+
+    code, said, _ = call(capsys, "demo", "--out", tmp_path / "demo")
+    assert code == 0
+    top1 = {row.name: row.top1 for row in comparison(tmp_path / "demo")}
+    assert top1["one-shot"] < 50 < 90 < top1["DPF"]
+    assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000
+    assert "What to try next" in said
