@@ -21,7 +21,7 @@ from regrow.core.masks import Masks
 from regrow.core.schedule import Schedule, as_schedule, check_every
 from regrow.core.score import Criterion, alive
 from regrow.core.state import checked_masks, load_weights, save_weights
-from regrow.core.targets import TargetSpec, find_targets, named_parameters
+from regrow.core.targets import Target, TargetSpec, find_targets, named_parameters
 from regrow.core.units import parse_unit
 from regrow.core.weights import Memory, Weight
 
@@ -83,7 +83,7 @@ class Pruner:
         self._decay = DecayAtPruned(self.optimizer) if at_pruned(decay) else None
         self._group = group
         self._memory = self.memory
-        self._weights = {name: Weight(target, self._memory) for name, target in self.targets.items()}
+        self._weights = {name: self.hold(target) for name, target in self.targets.items()}
         self._shown = self._frozen = self._agreed = self._uncounted = False
         self._collapsed: set[str] = set()
         self.step = self.flips = 0
@@ -119,6 +119,10 @@ class Pruner:
             inside = among[name] if among is not None else None
             yield name, self.units.mask(self.targets[name], scores[name], keep, inside)
 
+    def hold(self, target: Target) -> Weight:
+        """Return what keeps ŵ in the parameter and w behind it."""
+        return Weight(target, self._memory)
+
     def extra_state(self) -> dict[str, Any]:
         """Return what this method alone must save, as plain tensors and numbers."""
         return {}
@@ -146,11 +150,11 @@ class Pruner:
     def stats(self) -> Stats:
         """Return reached and requested sparsity, per layer too, δ_t, flips and collapsed layers."""
         self._settle()
-        whole, kept = (
+        error, whole = (
             sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors)
             for tensors in (
-                [w.source for w in self._weights.values()],
-                [w.pruned for w in self._weights.values()],
+                (weight.error for weight in self._weights.values()),
+                (weight.source for weight in self._weights.values()),
             )
         )
         layers = {name: Masks({name: mask}).sparsity for name, mask in self.masks.items()}
@@ -158,7 +162,7 @@ class Pruner:
             step=self.step,
             requested=self.requested,
             sparsity=self.sparsity,
-            delta=max(whole - kept, 0.0) / whole if whole else 0.0,
+            delta=error / whole if whole else 0.0,
             flips=self.flips,
             layers=layers,
             collapsed=tuple(name for name, sparsity in layers.items() if sparsity == 1),

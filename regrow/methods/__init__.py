@@ -1,9 +1,11 @@
 """One short file per pruning method, all used like `DPF`."""
 
+from regrow.methods.compressors import NM, LowRank, Sign, Uniform
 from regrow.methods.deepr import DeepR
 from regrow.methods.dense import Dense
 from regrow.methods.dpf import DPF
 from regrow.methods.dsr import DSR
+from regrow.methods.feedback import Feedback
 from regrow.methods.fixed import Fixed
 from regrow.methods.incremental import Incremental
 from regrow.methods.lottery import LotteryTicket
@@ -18,17 +20,22 @@ from regrow.methods.sparse_momentum import SparseMomentum
 __all__ = [
     "DPF",
     "DSR",
+    "NM",
     "SET",
     "SNIP",
     "DeepR",
     "Dense",
+    "Feedback",
     "Fixed",
     "Incremental",
     "LotteryTicket",
+    "LowRank",
     "OneShot",
     "Rewire",
     "RigL",
+    "Sign",
     "SparseMomentum",
+    "Uniform",
     "from_scratch",
     "steps_of_equal_flops",
 ]

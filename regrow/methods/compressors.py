@@ -1,0 +1,75 @@
+"""Compressors for `Feedback`: what a weight tensor becomes in the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sign:
+    """One bit per weight: ±the mean magnitude of the tensor, or ±1 with `scaled=False` (BinaryConnect)."""
+
+    scaled: bool = True
+
+    def __call__(self, w: Tensor) -> Tensor:
+        """Return sign(w), where zero counts as positive."""
+        size = w.abs().mean() if self.scaled else torch.ones((), dtype=w.dtype, device=w.device)
+        return torch.where(w < 0, -size, size)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """`bits` per weight: 2^bits − 1 levels at equal distances, from minus to plus the largest magnitude."""
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 16:
+            raise ValueError(f"bits must be from 2 to 16, got {self.bits} (Sign() is one bit)")
+
+    def __call__(self, w: Tensor) -> Tensor:
+        """Return the nearest levels."""
+        step = w.abs().max() / (2 ** (self.bits - 1) - 1)
+        return torch.where(step > 0, (w / step).round() * step, w)
+
+
+@dataclass(frozen=True)
+class NM:
+    """Of every `m` neighbours along the input channels (dimension 1) the `n` largest, zeros elsewhere."""
+
+    n: int
+    m: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.n < self.m:
+            raise ValueError(f"n and m must satisfy 0 < n < m, got {self.n}:{self.m}")
+
+    def __call__(self, w: Tensor) -> Tensor:
+        """Return w with the smallest of each group zeroed; of equal weights the last stay."""
+        rows = w.movedim(1, -1)
+        if rows.shape[-1] % self.m:
+            raise ValueError(f"{self.n}:{self.m} needs input channels in multiples of {self.m}, got {rows.shape[-1]}")
+        groups = rows.reshape(*rows.shape[:-1], -1, self.m)
+        least = groups.abs().argsort(dim=-1, stable=True)[..., : self.m - self.n]
+        return groups.scatter(-1, least, 0).reshape(rows.shape).movedim(-1, 1)
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The nearest matrix of rank `rank`; a convolution counts as (output channels) x (everything else)."""
+
+    rank: int
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1, got {self.rank}")
+
+    def __call__(self, w: Tensor) -> Tensor:
+        """Return the sum of the largest singular components."""
+        left, values, right = torch.linalg.svd(w.flatten(1).float(), full_matrices=False)
+        kept = slice(None, self.rank)
+        nearest: Tensor = left[:, kept] * values[kept] @ right[kept]
+        return nearest.to(w.dtype).view(w.shape)
