@@ -88,7 +88,7 @@ def test_a_dry_run_estimates_the_time_and_writes_nothing(capsys, tmp_path, monke
         (("train", "digits", "--targets", "conv9"), "no weight matches target 'conv9'"),
         (("recipes", "cifar-resnet-20"), "Perhaps you meant 'cifar-resnet20'"),
         (("inspect", "resnet-20"), "Did you mean 'resnet20'"),
-        (("trian", "digits"), "train"),
+        (("trein", "digits"), "train"),
     ],
 )
 def test_a_mistake_is_answered_with_what_was_probably_meant(capsys, tmp_path, monkeypatch, arguments, message):
