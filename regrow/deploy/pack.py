@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
@@ -151,7 +152,9 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, Planes]:
         header = read_json(stored, path)
         version = header.get("version") if isinstance(header, dict) else None
         if version != VERSION:
-            raise FormatError(f"{path} is of version {version!r} of the packed format; regrow reads {VERSION}.")
+            raise FormatError(
+                f"{path} is of version {shortened(version)} of the packed format; regrow reads {VERSION}."
+            )
         names = (INDEX, CODES)
         if set(file.keys()) != set(names) or any(file.get_slice(name).get_dtype() != "U8" for name in names):
             raise FormatError(f"{path} does not hold the byte tensors {' and '.join(names)} of a packed file.")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import prod
+from reprlib import repr as shortened
 from typing import Any
 
 import torch
@@ -77,11 +78,11 @@ def row_from_json(row: object) -> Row:
 def _row(name: str, kind: object, shape: tuple[int, ...], layouts: list[object]) -> Row:
     dtype, _, form = kind.partition(" as ") if isinstance(kind, str) else ("", "", "")
     if dtype not in DTYPES:
-        raise ValueError(f"{kind!r} is no type of tensors; known are {', '.join(DTYPES)}")
+        raise ValueError(f"{shortened(kind)} is no type of tensors; known are {', '.join(DTYPES)}")
     allowed = forms(DTYPES[dtype], shape)
     form = form or allowed[0]
     if form not in allowed:
-        raise ValueError(f"it cannot be stored as {form!r}, only as {', '.join(allowed)}")
+        raise ValueError(f"it cannot be stored as {shortened(form)}, only as {', '.join(allowed)}")
     arrays = arrays_of(form, shape)
     if len(layouts) != len(arrays):
         raise ValueError(f"it has {len(layouts)} codes instead of {len(arrays)}")
