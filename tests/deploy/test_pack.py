@@ -112,6 +112,15 @@ def test_int8_moves_a_weight_by_at_most_a_252nd_of_the_largest_in_its_channel(we
         assert (stored[exact == 0] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_int8_keeps_the_largest_number_of_a_type_finite(dtype, tmp_path):
+    largest = torch.finfo(dtype).max
+    pack.save({"weight": torch.tensor([[largest, -largest, 0.0]], dtype=dtype)}, tmp_path / "x.regrow", dtype="int8")
+
+    loaded = pack.load(tmp_path / "x.regrow")["weight"].double()
+    assert torch.allclose(loaded, torch.tensor([[largest, -largest, 0.0]], dtype=torch.float64), rtol=1 / 252)
+
+
 @pytest.mark.parametrize("name", ["resnet8", "wrn10-1", "vgg16", "densenet22", "small", "resnet18"])
 def test_a_built_in_network_comes_back_ready_to_run(name, tmp_path):
     model = pruned(name, 0.9, classes=7)

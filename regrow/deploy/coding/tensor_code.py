@@ -67,7 +67,7 @@ def decode_tensor(coded: CodedTensor) -> Tensor:
         return torch.from_numpy(patterns.view(f"<i{patterns.itemsize}")).view(row.dtype).reshape(row.shape)
     if row.form == "int8":
         scales = _floats(decode(coded.codes[1]).dense(row.shape[0]), "bf16")
-        values = _dequantize(nonzeros, scales, row.shape)
+        values = _dequantize(nonzeros, scales, row)
     else:
         values = _floats(nonzeros.values, row.form)
     dense = NonZeros(nonzeros.positions, values).dense(prod(row.shape))
@@ -122,8 +122,11 @@ def _quantize(name: str, channels: Tensor) -> tuple[Code, ...]:
 
 
 def _dequantize(
-    codes: NonZeros[np.unsignedinteger[Any]], scales: npt.NDArray[np.float32], shape: tuple[int, ...]
+    codes: NonZeros[np.unsignedinteger[Any]], scales: npt.NDArray[np.float32], row: Row
 ) -> npt.NDArray[np.float32]:
-    where = np.arange(prod(shape)) if codes.positions is None else codes.positions
-    magnitudes = (codes.values & 127).astype(np.float32) * scales[where // prod(shape[1:])]
-    return np.where(codes.values >> 7, -magnitudes, magnitudes)
+    where = np.arange(prod(row.shape)) if codes.positions is None else codes.positions
+    # The scale was rounded up, so the largest of numbers would come back as infinity: it stays the largest.
+    with np.errstate(over="ignore", invalid="ignore"):
+        magnitudes = (codes.values & 127).astype(np.float32) * scales[where // prod(row.shape[1:])]
+    finite = magnitudes.clip(max=np.float32(torch.finfo(row.dtype).max))
+    return np.where(codes.values >> 7, -finite, finite)
