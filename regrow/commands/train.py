@@ -6,12 +6,15 @@ import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from regrow.train.catalog import load_recipe
 from regrow.train.config import Recipe
+
+if TYPE_CHECKING:
+    from regrow.train.events import Event
 
 
 class Fields(Recipe):
@@ -76,7 +79,7 @@ def _train(recipe: Recipe, folder: Path | None, save_every: float) -> int:
 
     display = Display()
     try:
-        run(recipe, folder, listeners=[display], save_every=save_every)
+        run(recipe, folder, listeners=[display, _draw], save_every=save_every)
     except StoppedError as stopped:
         display.close()
         print(f"regrow: {stopped}, all saved. Go on with: regrow train --resume {stopped.folder}", file=sys.stderr)
@@ -84,6 +87,15 @@ def _train(recipe: Recipe, folder: Path | None, save_every: float) -> int:
     finally:
         display.close()
     return 0
+
+
+def _draw(event: Event) -> None:
+    """Add the plots to a run that has just been finished, if the packages for it are installed."""
+    from regrow.report import can_draw, plot_run
+    from regrow.train.events import Finished
+
+    if isinstance(event, Finished) and not (event.folder / "plots").exists() and can_draw():
+        plot_run(event.folder)
 
 
 def _rehearse(recipe: Recipe) -> int:

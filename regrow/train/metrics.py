@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from regrow.train.files import cannot_write
+from regrow.train.files import FolderError, cannot_write
 
 
 class Metrics:
@@ -43,5 +43,16 @@ class Metrics:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the records of a run; half a line at the end of a running one is left out."""
-    text = (folder / "metrics.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    path = folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [_record(path, number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
+
+
+def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise FolderError(f"{path}, line {number} is damaged: {error}") from None
+    if not isinstance(record, dict):
+        raise FolderError(f"{path}, line {number} is damaged: it holds {line[:40]!r} and no record")
+    return record

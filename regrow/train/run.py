@@ -63,7 +63,13 @@ def read_recipe(folder: Path | str) -> Recipe:
 def read_result(folder: Path | str) -> dict[str, Any] | None:
     """Return the result of the run in `folder`, or None while it is not finished."""
     path = Path(folder) / "result.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    try:
+        result: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise FolderError(f"{path} is damaged: {error}") from None
+    return result
 
 
 def _settled(recipe: Recipe, folder: Path) -> Recipe:

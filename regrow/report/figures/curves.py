@@ -1,0 +1,178 @@
+"""Curves over epochs: training and mask dynamics, the mean over seeds inside a band of one standard deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from regrow.report.figures.figure import (
+    AT_LEVEL,
+    SHOWN,
+    Figure,
+    altair,
+    compact,
+    finish,
+    new_chart,
+    series_scales,
+    zoom,
+)
+from regrow.report.outcomes import Group, Summary
+from regrow.report.tasks import Entry
+from regrow.report.text import plus_minus, sentence
+
+Points = list[tuple[int, Summary]]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity that every epoch has."""
+
+    name: str
+    title: str
+    axis: str
+    caption: str
+    points: Callable[[Group], Points]
+    scale: float = 1.0
+    digits: int = 2
+    of_masks: bool = False
+    """Whether it says something only while masks move: not for dense networks, nor in fine-tuning."""
+
+
+def _recorded(quantity: str) -> Callable[[Group], Points]:
+    return lambda group: group.curve(quantity)
+
+
+TRAINING = (
+    Curve(
+        "accuracy",
+        "Accuracy",
+        "top-1, %",
+        "Top-1 accuracy of the pruned model after every epoch.",
+        _recorded("top1"),
+    ),
+    Curve(
+        "loss",
+        "Training loss",
+        "mean loss",
+        "Mean cross-entropy over each epoch's training batches.",
+        _recorded("loss"),
+        digits=3,
+    ),
+    Curve(
+        "sparsity",
+        "Sparsity",
+        "pruned, %",
+        "Share of the targeted weights that is zero at the end of each epoch.",
+        _recorded("sparsity"),
+        scale=100,
+        of_masks=True,
+    ),
+)
+DYNAMICS = (
+    Curve(
+        "delta",
+        "Quality of the pruning, δ",
+        "δ = ‖w − ŵ‖² / ‖w‖²",
+        "How much of the dense weights' energy is pruned away at the end of each epoch (Eq. 2 of the paper); zero for "
+        "methods that keep nothing behind the mask.",
+        _recorded("delta"),
+        digits=4,
+        of_masks=True,
+    ),
+    Curve(
+        "flips",
+        "Flips of the mask",
+        "changed, %",
+        "Share of mask elements that differ from the epoch before.",
+        _recorded("flips"),
+        scale=100,
+        of_masks=True,
+    ),
+    Curve(
+        "iou",
+        "Overlap of consecutive masks",
+        "IoU",
+        "Intersection over union of what the masks keep at the ends of consecutive epochs.",
+        _recorded("iou"),
+        digits=3,
+        of_masks=True,
+    ),
+    Curve(
+        "last-change",
+        "Mask elements that still change",
+        "change later, %",
+        "Share of mask elements whose last change comes after each epoch: where it is near zero, the mask has settled.",
+        Group.last_change,
+        scale=100,
+        of_masks=True,
+    ),
+)
+
+
+def curve_figure(curve: Curve, entries: Sequence[Entry], series: Sequence[str], level: float | None) -> Figure | None:
+    """Return the figure at the sparsity `level` (another can be chosen), or None where there is nothing to draw."""
+    drawn = [(entry, curve.points(entry.group)) for entry in entries if _moves(entry.group) or not curve.of_masks]
+    drawn = [(entry, points) for entry, points in drawn if points]
+    if not drawn:
+        return None
+    rows = [_row(curve, entry, points) for entry, points in drawn]
+    ends = [
+        f"{entry.label} {plus_minus(points[-1][1], digits=curve.digits, scale=curve.scale)}" for entry, points in drawn
+    ]
+    description = f"{curve.title} ({curve.axis}) against the epoch. At the end: {sentence(ends)}"
+    chart = _chart(curve, series, level).properties(description=description)
+    return Figure(curve.name, curve.title, curve.caption, description, finish(chart, rows))
+
+
+def _moves(group: Group) -> bool:
+    return group.level is not None and not group.finetuned
+
+
+def _row(curve: Curve, entry: Entry, points: Points) -> dict[str, Any]:
+    """One curve as arrays, which are a fraction of the size of a record per point."""
+    return {
+        "series": entry.series,
+        "label": entry.label if entry.group.finished else f"{entry.label} (not finished)",
+        "level": entry.group.level,
+        "epoch": [epoch for epoch, _ in points],
+        "mean": [compact(curve.scale * summary.mean) for _, summary in points],
+        "low": [compact(curve.scale * summary.low) for _, summary in points],
+        "high": [compact(curve.scale * summary.high) for _, summary in points],
+        "text": [plus_minus(summary, digits=curve.digits, scale=curve.scale) for _, summary in points],
+    }
+
+
+def _chart(curve: Curve, series: Sequence[str], level: float | None) -> Any:
+    alt = altair()
+    color, dashes, _ = series_scales(series, lines=True)
+    x = alt.X(
+        "epoch:Q", title="epoch", scale=alt.Scale(zero=False, nice=False), axis=alt.Axis(tickMinStep=1, grid=False)
+    )
+    y = alt.Y("mean:Q", title=curve.axis, scale=alt.Scale(zero=False))
+    near = alt.selection_point(
+        name="near", fields=["label", "epoch"], nearest=True, on="pointerover", clear="pointerout", empty=False
+    )
+    base = new_chart().encode(x=x, color=color)
+    band = base.mark_area(opacity=0.16, aria=False).encode(y=alt.Y("low:Q", title=curve.axis), y2="high:Q")
+    line = base.mark_line(strokeWidth=2, aria=False).encode(y=y, strokeDash=dashes, detail="label:N").add_params(zoom())
+    points = (
+        base.mark_point(filled=True, size=60, aria=False)
+        .encode(
+            y=y,
+            opacity=alt.condition(near, alt.value(1), alt.value(0)),
+            tooltip=[
+                alt.Tooltip("label:N", title="run"),
+                alt.Tooltip("epoch:Q", title="epoch"),
+                alt.Tooltip("text:N", title=curve.axis),
+            ],
+        )
+        .add_params(near)
+    )
+    return (
+        alt.layer(band, line, points)
+        .transform_filter(SHOWN)
+        .transform_filter(AT_LEVEL)
+        .transform_flatten(["epoch", "mean", "low", "high", "text"])
+        .add_params(alt.param(name="shown", value=list(series)), alt.param(name="level", value=level))
+    )

@@ -1,0 +1,66 @@
+"""What pruning costs in time: images per second of every method, beside the dense network on the same machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regrow.report.figures.figure import SHOWN, Figure, altair, compact, finish, new_chart, series_scales
+from regrow.report.tasks import Task
+from regrow.report.text import plus_minus, sentence
+
+_CAPTION = (
+    "Images per second of the training loop, masks included: the median over epochs, mean and standard deviation over "
+    "seeds. Runs share their machine with whatever else ran there; a benchmark side by side is the better measure."
+)
+
+
+def speed_figure(task: Task) -> Figure | None:
+    """Return the figure, or None where no epoch has ended."""
+    rows = _rows(task)
+    if not rows:
+        return None
+    said = [f"{row['name']} {row['text']}" for row in rows]
+    description = f"Images per second in training: {sentence(said)}"
+    chart = _chart(task, [row["name"] for row in rows]).properties(description=description)
+    return Figure("speed", "Speed of training", _CAPTION, description, finish(chart, rows, height={"step": 24}))
+
+
+def _rows(task: Task) -> list[dict[str, Any]]:
+    speeds = [(entry, entry.group.speeds()) for entry in task.entries if not entry.group.finetuned]
+    dense = {
+        machine: speed.mean for entry, found in speeds if entry.group.level is None for machine, speed in found.items()
+    }
+    several = len({machine for _, found in speeds for machine in found}) > 1
+    return [
+        {
+            "series": entry.series,
+            "name": f"{entry.label} ({machine})" if several else entry.label,
+            "machine": machine,
+            "mean": compact(speed.mean),
+            "low": compact(speed.low),
+            "high": compact(speed.high),
+            "text": plus_minus(speed, digits=0),
+            "relative": f"{speed.mean / dense[machine]:.2f}" if machine in dense else "–",
+        }
+        for entry, found in speeds
+        for machine, speed in found.items()
+    ]
+
+
+def _chart(task: Task, names: list[str]) -> Any:
+    alt = altair()
+    color, _, _ = series_scales(task.series, lines=False)
+    y = alt.Y("name:N", title=None, sort=names, axis=alt.Axis(labelLimit=150, ticks=False, domain=False))
+    base = new_chart().encode(y=y)
+    bar = base.mark_bar(height={"band": 0.6}, opacity=0.85).encode(
+        x=alt.X("mean:Q", title="images per second", axis=alt.Axis(format="~s", tickCount=4)),
+        color=color.legend(None),
+        tooltip=[
+            alt.Tooltip("name:N", title="run"),
+            alt.Tooltip("text:N", title="images per second"),
+            alt.Tooltip("relative:N", title="of dense"),
+            alt.Tooltip("machine:N", title="on"),
+        ],
+    )
+    rule = base.mark_rule(strokeWidth=1.5, aria=False).encode(x=alt.X("low:Q"), x2="high:Q")
+    return alt.layer(bar, rule).transform_filter(SHOWN).add_params(alt.param(name="shown", value=task.series))

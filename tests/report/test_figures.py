@@ -1,0 +1,162 @@
+import json
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from regrow.report import plot_run
+from regrow.report.collection import every_choice, sections
+from regrow.report.figures.curves import TRAINING, curve_figure
+from regrow.report.figures.layers import layers_figure
+from regrow.report.files import to_svg, write_figures
+from regrow.report.outcomes import group
+from regrow.report.runs import Run, find_runs
+from regrow.report.tasks import make_tasks
+from regrow.report.theme import DARK, LIGHT, dash, shape
+from tests.report.conftest import QUICK
+
+pytest.importorskip("altair", reason='figures need pip install "regrow[report]"')
+pytest.importorskip("vl_convert", reason='figures need pip install "regrow[report]"')
+
+
+def task_of(*folders: Path):
+    runs = find_runs(folders)
+    (task,) = make_tasks(group(runs)[0], runs)
+    return task
+
+
+@pytest.fixture(scope="module")
+def task(runs):
+    return task_of(runs)
+
+
+@pytest.fixture(scope="module")
+def figures(task):
+    return {figure.name: figure for section in sections(task) for figure in section.figures}
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_every_colour_stands_out_from_its_surface(theme):
+    assert all(contrast(colour, theme.surface) >= 3 for colour in theme.series)
+    for colour in (theme.text, theme.muted, theme.accent):
+        assert min(contrast(colour, theme.surface), contrast(colour, theme.background)) >= 4.5
+
+
+def test_no_two_of_forty_series_look_the_same():
+    looks = [(LIGHT.series[i % len(LIGHT.series)], dash(i)) for i in range(40)]
+    assert len(set(looks)) == 40
+    assert all(shape(i) != shape(i + 1) for i in range(40))
+
+
+def test_a_task_has_every_figure_with_words_for_those_who_cannot_see_it(figures):
+    assert list(figures) == [
+        *("accuracy-sparsity", "accuracy-parameters", "accuracy-macs"),
+        *("accuracy", "loss", "sparsity"),
+        *("delta", "flips", "iou", "last-change", "layers", "speed"),
+    ]
+    for figure in figures.values():
+        assert figure.spec["description"] == figure.description
+        assert "DPF 90 %" in figure.description
+
+
+def test_the_curves_hold_what_the_runs_recorded(runs, figures):
+    rows = figures["accuracy"].spec["datasets"]["rows"]
+    (row,) = (row for row in rows if row["label"] == "DPF 90 %")
+    seeds = [[r["top1"] for r in run.records] for run in find_runs([runs / "dpf90-s0", runs / "dpf90-s1"])]
+    assert row["mean"] == pytest.approx([(a + b) / 2 for a, b in zip(*seeds, strict=True)])
+    assert row["epoch"] == [1, 2]
+
+
+def test_masks_that_do_not_move_are_in_no_figure_of_masks(figures):
+    rows = figures["flips"].spec["datasets"]["rows"]
+    assert {row["series"] for row in rows} == {"DPF", "OneShot"}
+
+
+def test_a_layer_of_which_little_is_left_is_not_drawn_as_gone():
+    records = [
+        {"phase": "train", "epoch": e, "layers": {"a.weight": 0.999_999, "b.weight": float(e > 99)}}
+        for e in range(1, 151)
+    ]
+    run = Run(Path("run"), QUICK, None)
+    run.__dict__["records"] = records
+    (task,) = make_tasks(group([run])[0], [run])
+    figure = layers_figure(task.entries)
+    a, b = figure.spec["datasets"]["rows"]
+    assert max(a["pruned"]) < 1
+    assert len(b["epoch"]) <= 60
+    assert b["epoch"][-1] == 150
+    assert [e > 99 for e in b["epoch"]] == [share == 1 for share in b["pruned"]]
+    assert "Nothing is left of b." in figure.description
+
+
+def test_every_figure_becomes_a_file_in_every_format(task, tmp_path):
+    figures = list(every_choice(task))
+    names = [figure.name for figure in figures]
+    assert len(set(names)) == len(names)
+    assert {"small-width-4-digits-accuracy-50", "small-width-4-digits-accuracy-90"} < set(names)
+    one, other, *_ = (figure for figure in figures if "level" in figure.parameters)
+    assert one.spec["datasets"] == other.spec["datasets"]
+    assert (one.parameters["level"], other.parameters["level"]) == (0.5, 0.9)
+    chosen = [figure for figure in figures if figure.name.endswith(("accuracy-90", "layers-1"))]
+    paths = write_figures(chosen, tmp_path / "figures")
+    starts = {".svg": b"<svg", ".png": b"\x89PNG", ".pdf": b"%PDF"}
+    assert all(path.read_bytes().startswith(starts[path.suffix]) for path in paths)
+    assert len(paths) == 3 * len(chosen) == 6
+
+
+def test_a_drawn_curve_has_its_line_and_its_legend(figures):
+    root = ET.fromstring(to_svg(figures["accuracy"]))
+    text = {element.text for element in root.iter() if element.tag.endswith("text")}
+    assert {"Accuracy", "epoch", "DPF", "OneShot", "Dense"} <= text
+    strokes = {element.get("stroke") for element in root.iter() if element.get("stroke-width") == "2"}
+    assert strokes.issuperset(LIGHT.series[:3])
+
+
+def test_a_figure_is_the_same_every_time(runs, figures):
+    again = curve_figure(TRAINING[0], task_of(runs).entries, task_of(runs).series, 0.9)
+    assert json.dumps(again.spec) == json.dumps(figures["accuracy"].spec)
+
+
+def test_a_run_gets_its_plots(runs, tmp_path):
+    shutil.copytree(runs / "dpf50-s0", tmp_path / "run")
+    names = [path.name for path in plot_run(tmp_path / "run")]
+    assert names == [
+        *("accuracy.svg", "loss.svg", "sparsity.svg", "delta.svg", "flips.svg", "iou.svg"),
+        *("last-change.svg", "layers.svg"),
+    ]
+    assert all((tmp_path / "run" / "plots" / name).stat().st_size > 3000 for name in names)
+
+
+def test_the_command_leaves_plots_in_the_run_folder(tmp_path):
+    command = [sys.executable, "-m", "regrow", "train", "digits", "--epochs", "1", "--width", "4", "--threads", "1"]
+    subprocess.run([*command, "--out", str(tmp_path / "run")], check=True, capture_output=True)
+    assert (tmp_path / "run" / "plots" / "layers.svg").is_file()
+
+
+def test_an_unfinished_run_is_plotted_as_far_as_it_is(runs, tmp_path):
+    shutil.copytree(runs / "unfinished", tmp_path / "run")
+    assert "accuracy.svg" in {path.name for path in plot_run(tmp_path / "run")}
+
+
+def test_without_the_extra_the_error_says_what_to_install(runs):
+    code = (
+        "import sys; sys.modules['altair'] = None\n"
+        "from regrow.report import plot_run\n"
+        f"plot_run({str(runs / 'dense')!r})"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert 'pip install "regrow[report]"' in ended.stderr
