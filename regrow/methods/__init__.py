@@ -14,6 +14,7 @@ from regrow.methods.rewire import Rewire
 from regrow.methods.rigl import RigL
 from regrow.methods.scratch import from_scratch, steps_of_equal_flops
 from regrow.methods.set import SET
+from regrow.methods.sfp import SFP
 from regrow.methods.snip import SNIP
 from regrow.methods.sparse_momentum import SparseMomentum
 
@@ -22,6 +23,7 @@ __all__ = [
     "DSR",
     "NM",
     "SET",
+    "SFP",
     "SNIP",
     "DeepR",
     "Dense",

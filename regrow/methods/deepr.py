@@ -17,12 +17,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.budget import keep_largest
+from regrow.methods.about import About
 from regrow.methods.rewire import Rewire, RewireOptions
 
 
 class DeepR(Rewire):
     """Samples the connections of `model` together with their weights; `total` is the length of training in steps."""
 
+    about = About(
+        paper="Bellec et al. 2018",
+        when="every step",
+        score="drop: change of sign; grow: random",
+        cost="two draws and two selections per layer, every step",
+    )
     fresh_momentum = True
     shared = (*Rewire.shared, "l1", "temperature", "eta")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from regrow.core.weights import Memory
+from regrow.methods.about import About
 from regrow.methods.steady import Steady
 
 
@@ -18,6 +19,12 @@ class DPF(Steady):
     that go beyond the paper: `stabilise=True` and `settle=0.1, total=steps` (see `regrow.methods.steady`).
     """
 
+    about = About(
+        paper="Lin et al. 2020",
+        when="every `every` steps, to the end",
+        score="magnitude of the dense weights",
+        cost="one selection over n",
+    )
     memory = Memory.KEEP
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from regrow.core.budget import allocate, keep_largest
 from regrow.core.targets import find_targets
+from regrow.methods.about import About
 from regrow.methods.rewire import Rewire, RewireOptions
 
 _SHORTCUT = re.compile(r"shortcut|downsample|skip|proj", re.IGNORECASE)
@@ -28,6 +29,13 @@ _SHORTCUT = re.compile(r"shortcut|downsample|skip|proj", re.IGNORECASE)
 class DSR(Rewire):
     """Moves connections of `model` between places and layers; `total` is the length of training in steps."""
 
+    about = About(
+        paper="Mostafa & Wang 2019",
+        when="every `every` steps (doubling), until 95 % of `total`",
+        score="drop: one adaptive threshold; grow: random",
+        cost="one comparison, one draw and one selection per layer",
+        budget="uniform at first, then by what survives",
+    )
     until = 0.95
     shared = (*Rewire.shared, "drop")
 

@@ -18,6 +18,7 @@ from regrow.core.masks import Masks
 from regrow.core.pruner import Decay, Pruner
 from regrow.core.targets import Target, TargetSpec
 from regrow.core.weights import Memory, Weight
+from regrow.methods.about import About
 
 Compressor = Callable[[Tensor], Tensor]
 
@@ -29,6 +30,13 @@ class Feedback(Pruner):
     δ_t is the compressor's quality ‖w − ŵ‖² / ‖w‖², and sparsity counts the zeros that it made.
     """
 
+    about = About(
+        paper="Courbariaux et al. 2015; Section 4",
+        when="every step",
+        score="any compressor C(w)",
+        cost="one C(w), every step",
+        budget="what the compressor leaves",
+    )
     memory = Memory.KEEP
     shared = (*Pruner.shared, "compression")
 

@@ -9,10 +9,18 @@ from torch.optim import Optimizer
 
 from regrow.core.masks import Masks
 from regrow.core.pruner import Pruner
+from regrow.methods.about import About
 
 
 class Fixed(Pruner):
     """Keeps exactly the weights that `masks` names (for example another pruner's `masks`) and no others."""
+
+    about = About(
+        paper="",
+        when="once, when attached",
+        score="given masks",
+        cost="nothing",
+    )
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor]) -> None:
         self._given = Masks(masks).clone()

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from regrow.core.pruner import Pruner
 from regrow.core.schedule import Schedule
+from regrow.methods.about import About
 from regrow.methods.options import Options, needed
 
 
@@ -24,6 +25,13 @@ class Incremental(Pruner):
 
     `every` is the number of optimizer steps between masks: pass `len(loader)` for once per epoch.
     """
+
+    about = About(
+        paper="Zhu & Gupta 2017",
+        when="every `every` steps along a ramp",
+        score="magnitude of what is left",
+        cost="one selection over n",
+    )
 
     def __init__(
         self,

@@ -24,6 +24,8 @@ from regrow.core.masks import Masks, pack, unpack
 from regrow.core.schedule import check_sparsity
 from regrow.core.score import alive
 from regrow.core.targets import TargetSpec, find_targets
+from regrow.core.weights import Memory
+from regrow.methods.about import About
 
 Train = Callable[[nn.Module, Masks, int], Any]
 
@@ -51,6 +53,14 @@ class LotteryTicket:
     ...     return accuracy
     >>> levels = regrow.LotteryTicket(model, 0.9, rewind=2_000).run(train)
     """
+
+    about = About(
+        paper="Frankle & Carbin 2019; Frankle et al. 2019",
+        when="after each of many trainings",
+        score="magnitude of what is left",
+        cost="a whole training, and one selection over n",
+    )
+    memory = Memory.FORGET
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from regrow.core.pruner import Pruner
 from regrow.core.schedule import Schedule
+from regrow.methods.about import About
 from regrow.methods.options import Options
 
 
@@ -24,6 +25,12 @@ class OneShot(Pruner):
     `at=0` prunes a trained model when it is attached; `at=epochs * len(loader)` trains it dense first.
     """
 
+    about = About(
+        paper="Han et al. 2015",
+        when="once, at step `at`",
+        score="magnitude",
+        cost="one selection over n, once",
+    )
     shared = (*Pruner.shared, "at")
 
     def __init__(

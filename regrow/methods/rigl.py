@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.budget import keep_largest
+from regrow.methods.about import About
 from regrow.methods.options import check_share
 from regrow.methods.rewire import Rewire, RewireOptions
 
@@ -24,6 +25,12 @@ from regrow.methods.rewire import Rewire, RewireOptions
 class RigL(Rewire):
     """Moves connections of `model` to where the gradient is largest; `total` is the length of training in steps."""
 
+    about = About(
+        paper="Evci et al. 2020",
+        when="every `every` steps, until 75 % of `total`",
+        score="drop: magnitude; grow: dense gradient",
+        cost="two selections per layer",
+    )
     scope = "erk"
     until = 0.75
     fresh_momentum = True

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.budget import keep_largest
+from regrow.methods.about import About
 from regrow.methods.options import check_share
 from regrow.methods.rewire import Rewire, RewireOptions
 
@@ -23,6 +24,12 @@ from regrow.methods.rewire import Rewire, RewireOptions
 class SET(Rewire):
     """Moves the weakest connections of `model` to random places; `total` is the length of training in steps."""
 
+    about = About(
+        paper="Mocanu et al. 2018",
+        when="every `every` steps, not at the end",
+        score="drop: nearest to zero, by sign; grow: random",
+        cost="three selections and one draw per layer",
+    )
     scope = "er"
     fresh_momentum = True
     shared = (*Rewire.shared, "zeta")

@@ -20,6 +20,7 @@ from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
 from regrow.core.pruner import Pruner
+from regrow.methods.about import About
 from regrow.methods.options import Options
 
 
@@ -30,6 +31,13 @@ class SNIP(Pruner):
     and leaves gradients and running statistics as they were. Without it, the gradients of the first training step
     score the weights just before they are updated. Processes that train together average their gradients either way.
     """
+
+    about = About(
+        paper="Lee et al. 2019",
+        when="once, before training",
+        score="gradient x weight on one batch",
+        cost="one batch and one selection over n, once",
+    )
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.budget import allocate, keep_largest
+from regrow.methods.about import About
 from regrow.methods.options import check_share
 from regrow.methods.rewire import Rewire, RewireOptions
 
@@ -24,6 +25,13 @@ from regrow.methods.rewire import Rewire, RewireOptions
 class SparseMomentum(Rewire):
     """Moves connections of `model` to where the momentum is largest; `total` is the length of training in steps."""
 
+    about = About(
+        paper="Dettmers & Zettlemoyer 2019",
+        when="every `every` steps, not at the end",
+        score="drop: magnitude; grow: momentum",
+        cost="two selections and one mean per layer",
+        budget="uniform at first, then by mean momentum",
+    )
     include_last = True
     shared = (*Rewire.shared, "rate")
 

@@ -16,6 +16,7 @@ METHODS = {
     "SparseMomentum": lambda m, o, s: regrow.SparseMomentum(m, o, sparsity=s, every=2, total=TOTAL),
     "DSR": lambda m, o, s: regrow.DSR(m, o, sparsity=s, every=1, total=TOTAL, threshold=0.02),
     "DeepR": lambda m, o, s: regrow.DeepR(m, o, sparsity=s, total=TOTAL),
+    "SFP": lambda m, o, s: regrow.SFP(m, o, sparsity=s, every=2),
     "Dense": lambda m, o, s: regrow.Dense(m, o),
 }
 

@@ -97,3 +97,25 @@ def test_a_network_of_signs_reads_digits():
     assert loop(model, optimizer) > 0.85
     assert all(len(weight.unique()) == 2 for weight in (model.conv1.weight, model.conv2.weight, model.conv3.weight))
     assert 0 < pruner.stats().delta < 1
+
+
+@pytest.mark.parametrize("method", ["SFP", "DPF", "Incremental", "OneShot", "SNIP"])
+def test_digits_are_read_with_60_per_cent_of_the_filters(method):
+    model = network()
+    optimizer = sgd(model)
+    ramp = {"sparsity": regrow.Cubic(0.4, end=TOTAL // 2)}
+    options = {
+        "SFP": {"sparsity": 0.4, "every": STEPS},
+        "DPF": {**ramp, "unit": "filter", "criterion": "rms", "stabilise": True},
+        "Incremental": {**ramp, "unit": "filter", "criterion": "rms", "every": STEPS},
+        "OneShot": {"sparsity": 0.4, "unit": "filter", "criterion": "rms", "at": TOTAL // 2},
+        "SNIP": {"sparsity": 0.4, "unit": "filter"},
+    }[method]
+    pruner = getattr(regrow, method)(model, optimizer, **options)
+    assert loop(model, optimizer) > 0.8
+    gone = sum(
+        not bool(row.any()) for weight in pruner.weights.values() for row in weight.flatten(1) if method != "DPF"
+    )
+    masked = sum(not bool(row.any()) for mask in pruner.masks.values() for row in mask.flatten(1))
+    assert masked == (3 + 6 + 12 if method == "SFP" else round(0.4 * 56))
+    assert method == "DPF" or gone == masked

@@ -1,0 +1,42 @@
+"""The table of methods in the docs, made from the classes: `python -m regrow.methods.table > docs/methods-table.md`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from regrow.core.weights import Memory
+from regrow.methods.dense import Dense
+from regrow.methods.lottery import LotteryTicket
+from regrow.methods.registry import find_method, method_names, method_options
+
+_COMMON = {"sparsity", "scope", "unit", "criterion", "targets", "include_last", "floor", "decay", "group", "seed"}
+_MEMORY = {Memory.KEEP: "keep (feedback)", Memory.FORGET: "forget (zero)", Memory.SOFT: "soft (free to grow)"}
+_BUDGET = {"global": "one count over all layers", "layer": "uniform", "er": "Erdős–Rényi", "erk": "Erdős–Rényi kernel"}
+_NOTE = "<!-- Made by `python -m regrow.methods.table`; edit the classes, not this file. -->"
+_HEAD = ("method", "paper", "when", "score", "budget", "memory", "options", "cost of an update")
+
+
+def table() -> str:
+    """Return the table in Markdown: all methods that come with the package."""
+    methods = [find_method(name) for name in method_names()]
+    known: list[Any] = [method for method in methods if method.__module__.startswith("regrow.")]
+    rows = [_HEAD, tuple("---" for _ in _HEAD), *(_row(method) for method in [*known, LotteryTicket])]
+    return "\n".join([_NOTE, "", *("| " + " | ".join(row) + " |" for row in rows), ""])
+
+
+def _row(method: Any) -> tuple[str, ...]:
+    about, options = method.about, method_options(method)
+    own = [f"`{name}={_shown(value)}`" for name, value in options.items() if name not in _COMMON]
+    budget = about.budget or _BUDGET.get(options.get("scope", ""), "–")
+    memory = "" if method is Dense else _MEMORY[method.memory]
+    cells = (about.paper, about.when, about.score, budget, memory, ", ".join(own), about.cost)
+    return (f"`{method.__name__}`", *(cell or "–" for cell in cells))
+
+
+def _shown(value: object) -> str:
+    return "…" if value is None or value is ... else repr(value)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())
