@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regrow import models, shrink, shrink_report
+from regrow import DPF, Cubic, data, models, shrink, shrink_report
 from tests.deploy.architectures import Residual, networks, prune_filters, prune_weights, train_like
 
 
@@ -239,6 +239,60 @@ def test_a_shrunk_network_runs_in_onnx_runtime(tmp_path: Path):
     (got,) = session.run(None, {session.get_inputs()[0].name: IMAGES.numpy()})
     with torch.no_grad():
         torch.testing.assert_close(torch.from_numpy(got), model(IMAGES), atol=1e-4, rtol=1e-4)
+
+
+class UNet(nn.Module):
+    """Goes down and up again, with a concatenation across."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+        self.deep = nn.Sequential(nn.Conv2d(16, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU(inplace=True))
+        self.up = nn.ConvTranspose2d(24, 16, 2, stride=2)
+        self.join, self.out = nn.Conv2d(32, 16, 3, padding=1), nn.Conv2d(16, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.down(x)
+        y = self.up(self.deep(F.max_pool2d(x, 2)))
+        y = F.interpolate(y, size=x.shape[-2:], mode="bilinear", align_corners=False)
+        return self.out(torch.relu(self.join(torch.cat([x, y], dim=1))))
+
+
+def test_a_network_that_goes_down_and_up_again_shrinks():
+    torch.manual_seed(0)
+    model = prune_filters(train_like(UNet()).eval(), 0.6)
+    nn.init.zeros_(model.up.weight[:, :9].data)
+    small = shrink(model, IMAGES)
+    assert not shrink_report(small).unsupported
+    assert layer(small, "up")[1][1] in (7, 8)  # one may carry the constants of the others
+    assert shrink_report(small).parameters[1] < 0.35 * shrink_report(small).parameters[0]
+    assert difference(model, small, torch.randn(1, 3, 14, 10)) < 1e-5
+
+
+def test_what_dpf_trained_on_digits_shrinks_without_a_changed_prediction():
+    torch.manual_seed(0)
+    train, test = data.load("digits", "train"), data.load("digits", "test")
+    images, labels = train.images.float() / 255, train.labels
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten()),
+        nn.Linear(32 * 16, 10),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    DPF(model, optimizer, sparsity=Cubic(0.6, end=60), unit="filter", every=4)
+    for batch in torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).repeat(5).split(64):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[batch]), labels[batch]).backward()
+        optimizer.step()
+    model.eval()
+    x = test.images.float() / 255
+    small = shrink(model, x[:2])
+    with torch.no_grad():
+        before, after = model(x), small(x)
+    assert (before.argmax(1) == test.labels).float().mean() > 0.9
+    assert torch.equal(before.argmax(1), after.argmax(1))
+    assert (before - after).abs().max() <= 1e-5 * before.abs().max()
+    assert shrink_report(small).parameters[1] < 0.6 * shrink_report(small).parameters[0]
 
 
 class Normalised(nn.Module):
