@@ -434,6 +434,11 @@ def test_an_impossible_rounding_is_refused(round_to):
         shrink(residual_network(), IMAGES, round_to=round_to)
 
 
+def test_an_example_that_does_not_fit_is_answered_by_the_model_itself():
+    with pytest.raises(RuntimeError, match="expected input"):
+        shrink(residual_network(), torch.randn(1, 4, 9, 9))
+
+
 def test_there_is_no_report_of_a_model_that_was_not_shrunk():
     with pytest.raises(ValueError, match=r"this Sequential was not made by regrow\.shrink"):
         shrink_report(residual_network())

@@ -57,10 +57,13 @@ def shrink(model: nn.Module, example_input: Any, *, round_to: int = 1, gather: b
         raise ValueError(f"round_to must be a whole number of channels, at least 1, got {round_to!r}. Did you mean 8?")
     inputs = tuple(example_input) if isinstance(example_input, tuple | list) else (example_input,)
     original = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        expected = original(*inputs)  # an input that does not fit is the model's own error, before anything else
     try:
         small: nn.Module
         small, layers = _shrunk(copy.deepcopy(original), inputs, round_to=round_to, gather=gather)
-        difference = _difference(original, small, inputs)
+        with torch.no_grad():
+            difference = _difference(expected, small(*inputs))
         if difference is not None:
             raise UntraceableError(f"the shrunk model's outputs differ by {difference:.3g}")
         failed = ""
@@ -91,15 +94,13 @@ def _shrunk(
     return traced, layers
 
 
-def _difference(a: nn.Module, b: nn.Module, inputs: tuple[Any, ...]) -> float | None:
+def _difference(expected: Any, found: Any) -> float | None:
     """The largest difference between two models' outputs, or None if it is rounding.
 
-    Not a proof that shrinking was right (the tests are there for that), but a guard against what symbolic
-    tracing cannot see, such as a forward that asks for the type of its input.
+    Not a proof that shrinking was right (the tests are there for that), but a guard against what symbolic tracing
+    cannot see, such as a forward that asks for the type of its input.
     """
-    with torch.no_grad():
-        pairs = list(zip(pytree.tree_leaves(a(*inputs)), pytree.tree_leaves(b(*inputs)), strict=True))
-    for x, y in pairs:
+    for x, y in zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True):
         if isinstance(x, Tensor) and x.is_floating_point():
             limit = _TOLERANCE.get(x.dtype, 0.05) * max(1.0, float(x.abs().max()))
             difference = float((x - y).abs().max()) if x.shape == y.shape else torch.inf

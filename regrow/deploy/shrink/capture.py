@@ -30,32 +30,9 @@ _OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
     operator.itruediv: operator.truediv,
 }
 _VIEWS = {
-    *(
-        "view",
-        "reshape",
-        "flatten",
-        "transpose",
-        "permute",
-        "squeeze",
-        "unsqueeze",
-        "chunk",
-        "split",
-        "contiguous",
-    ),
-    *(
-        "detach",
-        "expand",
-        "narrow",
-        "select",
-        "movedim",
-        "t",
-        "unbind",
-        "to",
-        "float",
-        "getitem",
-        "view_as",
-        "unfold",
-    ),
+    *("view", "view_as", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "movedim", "t"),
+    *("chunk", "split", "unbind", "narrow", "select", "getitem", "unfold", "expand", "contiguous", "detach"),
+    *("to", "float"),
 }
 
 
