@@ -8,6 +8,7 @@ from regrow.version import __version__
 if TYPE_CHECKING:
     from regrow.core import Constant, Cubic, Masks, Memory, Pruner, Stats
     from regrow.deploy.container import FormatError
+    from regrow.deploy.engine import CompiledModel, compile
     from regrow.deploy.pack import load, save
     from regrow.deploy.shrink import ShrinkReport, shrink, shrink_report
     from regrow.methods import (
@@ -41,6 +42,7 @@ __all__ = [
     "SET",
     "SFP",
     "SNIP",
+    "CompiledModel",
     "Constant",
     "Cubic",
     "DeepR",
@@ -63,6 +65,7 @@ __all__ = [
     "Stats",
     "Uniform",
     "__version__",
+    "compile",
     "from_scratch",
     "load",
     "save",
@@ -71,7 +74,14 @@ __all__ = [
     "steps_of_equal_flops",
 ]
 
-_HOMES = ("regrow.core", "regrow.deploy.container", "regrow.deploy.pack", "regrow.deploy.shrink", "regrow.methods")
+_HOMES = (
+    "regrow.core",
+    "regrow.deploy.container",
+    "regrow.deploy.engine",
+    "regrow.deploy.pack",
+    "regrow.deploy.shrink",
+    "regrow.methods",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,74 @@
+"""Gives every buffer its place in one block of memory, sharing places between buffers that never live together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from regrow.deploy.engine.schedule import Buffer, ConvStep, PointwiseStep, Schedule, Step
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Where each buffer starts, in bytes, and how much memory there is in all."""
+
+    offsets: dict[Buffer, int]
+    size: int
+
+
+def buffer_bytes(buffer: Buffer, lanes: int) -> int:
+    """What a buffer takes; plain floats are rounded up to whole vectors, so that vectors can be used on them."""
+    if buffer.planes is not None:
+        return buffer.channels * buffer.planes.pitch * lanes * 4
+    return -(-buffer.channels * buffer.pixels // lanes) * lanes * 4
+
+
+def arrange(plan: Schedule) -> Arena:
+    """First fit, in running order: a buffer is free again after the last step that touches it."""
+    last = _last_touches(plan.steps)
+    offsets: dict[Buffer, int] = {}
+    alive: dict[Buffer, tuple[int, int]] = {}
+    top = 0
+    for position, step in enumerate(plan.steps):
+        for buffer in (written.whole for written in step.writes):
+            if buffer.external is not None or buffer in offsets:
+                continue
+            heir = _inherited(step, buffer, {b for b in alive if last[b] == position})
+            if heir is not None:
+                alive[buffer] = alive.pop(heir)
+            else:
+                alive[buffer] = _first_gap(sorted(alive.values()), buffer_bytes(buffer, plan.lanes))
+            offsets[buffer] = alive[buffer][0]
+            top = max(top, alive[buffer][1])
+        alive = {buffer: span for buffer, span in alive.items() if last[buffer] > position}
+    return Arena(offsets, top)
+
+
+def _last_touches(steps: Sequence[Step]) -> dict[Buffer, int]:
+    return {buffer.whole: position for position, step in enumerate(steps) for buffer in (*step.reads, *step.writes)}
+
+
+def _inherited(step: Step, out: Buffer, dying: set[Buffer]) -> Buffer | None:
+    """An operand that is read where `out` is written, cell by cell, and never again: `out` takes its place."""
+    operands: tuple[Buffer, ...]
+    if isinstance(step, ConvStep):
+        operands = () if step.residual is None or step.residual.whole is step.x.whole else (step.residual,)
+    else:
+        operands = step.reads if isinstance(step, PointwiseStep) else ()
+    for operand in operands:
+        same = operand.planes == out.planes and (operand.channels, operand.pixels) == (out.channels, out.pixels)
+        if operand in dying and out.root is None and same:
+            return operand
+    return None
+
+
+def _first_gap(taken: list[tuple[int, int]], size: int) -> tuple[int, int]:
+    size = -(-size // ALIGNMENT) * ALIGNMENT
+    start = 0
+    for first, last in taken:
+        if first - start >= size:
+            break
+        start = max(start, last)
+    return (start, start + size)

@@ -1,0 +1,144 @@
+"""Compiles the kernels with the system's compiler, once for each machine, and keeps the result."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from regrow.deploy.container import write_atomically
+from regrow.deploy.engine import native
+from regrow.deploy.engine.tiles import SHAPES, Shape
+
+COMPILERS = ("gcc", "clang", "cc")
+
+
+class NoCompilerError(RuntimeError):
+    """There is no C compiler, or it cannot build the kernels."""
+
+
+class Job(ctypes.Structure):
+    """`struct job` of team.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("ops", "constants", "arenas", "x", "y")),
+        *((name, ctypes.c_int64) for name in ("arena_bytes", "x_stride", "y_stride")),
+        ("seconds", ctypes.c_void_p),
+        ("count", ctypes.c_int32),
+        ("images", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True)
+class Library:
+    """The kernels, loaded."""
+
+    handle: ctypes.CDLL
+    lanes: int
+    key: str
+
+
+def cache_folder() -> Path:
+    """Where built kernels and measured tiles are kept: `$REGROW_CACHE`, or the user's cache folder."""
+    chosen = os.environ.get("REGROW_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "regrow"
+
+
+def find_compiler() -> str | None:
+    """The compiler that `$CC` names, or the first of gcc, clang and cc that exists."""
+    named = os.environ.get("CC")
+    for candidate in (named,) if named is not None else COMPILERS:
+        found = shutil.which(candidate)
+        if found:
+            return found
+    return None
+
+
+def tile_list(shapes: Iterable[Shape]) -> str:
+    """The definition of TILES that kernels.c asks for."""
+    return "#define TILES(T) " + " ".join(f"T{shape}" for shape in sorted(set(shapes)))
+
+
+def kernel_source(name: str = "kernels.c") -> str:
+    """The text of one of the C files."""
+    return resources.files("regrow.deploy.engine").joinpath(name).read_text()
+
+
+def load_library(*, lanes: int | None = None) -> Library:
+    """The kernels for this machine, built now if they never were; `lanes` asks for narrower vectors than it has."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise NoCompilerError(f"no C compiler found (looked for $CC, {', '.join(COMPILERS)}).")
+    return _load(compiler, _flags(lanes), str(cache_folder()))
+
+
+def _flags(lanes: int | None) -> tuple[str, ...]:
+    machine = platform.machine().lower()
+    native_flag = "-march=native" if machine in ("x86_64", "amd64", "i686") else "-mcpu=native"
+    narrower = {8: ("-mno-avx512f",), 4: ("-mno-avx512f", "-mno-avx2", "-mno-avx", "-mno-fma")}.get(lanes or 0, ())
+    defined = () if lanes is None else (f"-DLANES={lanes}",)
+    # The generic tuning does not park integers in vector registers, which costs more than the stack.
+    return (
+        "-O3",
+        native_flag,
+        "-mtune=generic",
+        *narrower,
+        *defined,
+        "-std=gnu11",
+        "-ffp-contract=fast",
+        "-fno-math-errno",
+    )
+
+
+@cache
+def _load(compiler: str, flags: tuple[str, ...], folder: str) -> Library:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    source = "\n".join([tile_list(SHAPES), kernel_source("kernels.c"), kernel_source("team.c")])
+    identity = "\n".join([source, compiler, version, *flags, _processor()])
+    key = hashlib.sha256(identity.encode()).hexdigest()[:20]
+    path = Path(folder) / f"kernels-{key}.so"
+    if not path.exists():
+        _compile(compiler, flags, source, path)
+    handle = ctypes.CDLL(str(path))
+    handle.regrow_team_new.restype = ctypes.c_void_p
+    handle.regrow_team_new.argtypes = [ctypes.c_int]
+    handle.regrow_team_free.argtypes = [ctypes.c_void_p]
+    handle.regrow_team_size.argtypes = [ctypes.c_void_p]
+    handle.regrow_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    handle.regrow_run.restype = None
+    if handle.regrow_sizeof_op() != ctypes.sizeof(native.Op):
+        raise NoCompilerError(f"{path} does not match this version of regrow; delete it.")
+    return Library(handle, handle.regrow_lanes(), key)
+
+
+def _processor() -> str:
+    """What `-march=native` stands for, so that a cache shared between machines holds one build for each."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    kept = [line for line in text.splitlines() if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    return "\n".join(sorted(set(kept)))
+
+
+def _compile(compiler: str, flags: tuple[str, ...], source: str, path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        text, built = Path(folder) / "kernels.c", Path(folder) / "kernels.so"
+        text.write_text(source)
+        command = [compiler, *flags, "-fPIC", "-shared", "-pthread", str(text), "-o", str(built), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise NoCompilerError(f"{compiler} could not build the kernels:\n{done.stderr.strip()[:2000]}")
+        write_atomically(path, built.read_bytes())

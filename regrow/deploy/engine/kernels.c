@@ -1,0 +1,624 @@
+/* The operations of a compiled network, for one image.
+ *
+ * A plan (an array of `struct op`) says what to run in which order, on which bytes of an arena, with which constants;
+ * nothing here is specific to a model. The same file serves a server, where it is built once for the machine, and a
+ * device, where it is part of one exported C file.
+ *
+ * Layout. An image is cut into LANES equal regions, and lane l of every vector holds region l. A channel is a plane of
+ * rows x cols vectors with a halo around it, so that every tap of every convolution is an aligned load of a whole
+ * vector: `in[y + dy][x + dx]`, whatever the image's size. Sparse weights then need no gathering of pixels: a weight
+ * that is not zero is an offset and a value, and costs one multiply-add per vector of the tile held in registers.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef __SSE__
+#include <immintrin.h>
+#endif
+
+#ifndef LANES
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#endif
+
+#define VECTOR ((int)sizeof(vec)) /* bytes */
+
+/* One native register: compilers lower wider vectors badly. The cells of an arena may alias anything. */
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef vec cell __attribute__((may_alias));
+typedef ivec icell __attribute__((may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+/* Keeps an address in one register: compilers like to re-add its parts in the innermost loop. */
+#define OPAQUE(p) __asm__("" : "+r"(p))
+
+/* ------------------------------------------------------------------------------------------------ the plan */
+
+enum { ABSENT = -1, INPUT = -2, OUTPUT = -3 }; /* an operand that is not in the arena */
+
+/* Channels of an image: bytes to the first pixel, from one channel to the next, from one row to the next. */
+struct planes {
+    int64_t at;
+    int32_t pitch, row;
+};
+
+enum activation { NONE, RELU, CLAMP, SIGMOID, SILU, HARDSIGMOID, HARDSWISH };
+
+struct activate {
+    int32_t kind;
+    float low, high; /* of CLAMP */
+};
+
+/* A convolution's non-zero weight: where the pixel it multiplies lies, relative to the tile's corner, in bytes. */
+struct entry {
+    uint32_t offset;
+    float value;
+};
+
+struct conv {
+    struct planes in, out, residual, tail;
+    int64_t entries;                /* struct entry, in the order in which they are walked */
+    int64_t starts;                 /* int32: where each (block, group) starts in entries, in steps of `together` */
+    int64_t order;                  /* int32: the output channel of each (block, group, member), `channels` for none */
+    int64_t parts;                  /* int32: the first group of each thread, when threads share the channels */
+    int64_t bias, scale, shift;     /* float per output channel; scale and shift belong to the tail */
+    int64_t mask;                   /* ivec per pixel vector, if the regions are larger than the image */
+    int64_t scratch;                /* in the arena: partial sums between blocks of input channels */
+    int32_t rows, cols;             /* of the output's region */
+    int32_t channels;               /* of the output */
+    int32_t groups, blocks;         /* of output channels; of input channels */
+    int32_t together, down, across; /* the tile: output channels, rows and columns held in registers */
+    int32_t stride_rows, stride_cols;
+    int32_t share_channels; /* threads divide the output channels (1) or the pixels (0) */
+    struct activate act, tail_act; /* in this order */
+};
+
+/* Copies, through a table of positions (or without one: as they are), `count` floats of each channel. */
+struct gather {
+    int64_t from, to, table; /* table: int32, -1 for `fill` */
+    int32_t channels, count, from_pitch, to_pitch;
+    float fill;
+};
+
+/* Fills the halo: what the neighbour at one side holds moves from cell to cell and, in the vector, from lane to lane;
+ * lanes whose neighbour is outside the image get the padding's zero. */
+struct neighbour {
+    ivec lanes, mask;
+};
+
+struct move {
+    int32_t to, from, neighbour; /* bytes in the plane, bytes in the table of neighbours */
+};
+
+struct halo {
+    struct planes image;
+    int64_t neighbours; /* struct neighbour, for each of up to eight */
+    int64_t moves;      /* struct move, for each cell of the halo */
+    int32_t channels, cells;
+};
+
+struct pool {
+    struct planes in, out;
+    int64_t weights, mask; /* an average's weights: one vector per pixel vector, or ABSENT for `scale` */
+    int32_t channels, rows, cols;
+    int32_t kernel_rows, kernel_cols, stride_rows, stride_cols;
+    int32_t maximum;
+    float scale;
+};
+
+struct mean {
+    struct planes in;
+    int64_t out;
+    int32_t channels, rows, cols;
+    float scale;
+};
+
+/* Features to features. Dense weights are stored by blocks of LANES outputs, column by column. */
+struct linear {
+    int64_t in, out, weights, starts, bias;
+    int32_t inputs, outputs, dense;
+    struct activate act;
+};
+
+/* act(scale * a + shift), act(a + b) or act(a * b). Features are one channel whose scale is one value per lane. */
+struct pointwise {
+    struct planes a, b, out;
+    int64_t scale, shift, mask;
+    int32_t channels, rows, cols;
+    int32_t multiply, broadcast, features;
+    struct activate act;
+};
+
+enum kind { CONV, GATHER, HALO, POOL, MEAN, LINEAR, POINTWISE };
+
+struct op {
+    int32_t kind;
+    int32_t depth_first; /* run this convolution and the next together, a few rows at a time (0: no) */
+    union {
+        struct conv conv;
+        struct gather gather;
+        struct halo halo;
+        struct pool pool;
+        struct mean mean;
+        struct linear linear;
+        struct pointwise pointwise;
+    } as;
+};
+
+/* What one run works on, and which share of it is ours when several threads run the same plan. */
+struct frame {
+    const char *constants;
+    char *arena;
+    const float *x;
+    float *y;
+    int part, parts;
+};
+
+INLINE char *locate(const struct frame *f, int64_t at)
+{
+    return at == INPUT ? (char *)f->x : at == OUTPUT ? (char *)f->y : f->arena + at;
+}
+
+/* Our share of n pieces of work: pieces first .. last - 1. */
+struct share {
+    int first, last;
+};
+
+INLINE struct share share_of(const struct frame *f, int n)
+{
+    struct share s = {(int)((int64_t)n * f->part / f->parts), (int)((int64_t)n * (f->part + 1) / f->parts)};
+    return s;
+}
+
+/* ------------------------------------------------------------------------------------------------ vectors */
+
+INLINE vec load(const char *p) { return *(const cell *)p; }
+INLINE void store(char *p, vec v) { *(cell *)p = v; }
+INLINE vec splat(float x) { return x - (vec){0}; }
+
+/* The larger and the smaller; b where a or b is not a number. Compilers do not find the instruction by themselves. */
+#if LANES == 16 && defined(__AVX512F__)
+INLINE vec max(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vec min(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif LANES == 8 && defined(__AVX__)
+INLINE vec max(vec a, vec b) { return (vec)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE vec min(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)b); }
+#elif LANES == 4 && defined(__SSE__)
+INLINE vec max(vec a, vec b) { return (vec)_mm_max_ps((__m128)a, (__m128)b); }
+INLINE vec min(vec a, vec b) { return (vec)_mm_min_ps((__m128)a, (__m128)b); }
+#else
+INLINE vec choose(ivec where, vec a, vec b) { return (vec)((where & (ivec)a) | (~where & (ivec)b)); }
+INLINE vec max(vec a, vec b) { return choose(a > b, a, b); }
+INLINE vec min(vec a, vec b) { return choose(a < b, a, b); }
+#endif
+
+INLINE vec relu(vec v) { return max(splat(0), v); }
+INLINE vec masked(vec v, const char *mask) { return (vec)((ivec)v & *(const icell *)mask); }
+
+INLINE vec permute(vec v, ivec lanes)
+{
+#ifdef __clang__
+    vec moved;
+    for (int l = 0; l < LANES; l++) moved[l] = v[lanes[l]];
+    return moved;
+#else
+    return __builtin_shuffle(v, lanes);
+#endif
+}
+
+/* e^x to a few units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. */
+INLINE vec exponential(vec x)
+{
+    x = min(splat(88.0f), max(splat(-87.0f), x));
+    const vec magic = splat(12582912.0f); /* adding 1.5 * 2^23 rounds to an integer */
+    const vec n = (x * 1.44269504f + magic) - magic;
+    const vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    vec p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    const ivec power = ((ivec)(n + magic) - (ivec)magic + 127) << 23;
+    return p * (vec)power;
+}
+
+INLINE vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
+
+static __attribute__((noinline)) void activate(vec *v, int n, const struct activate *act)
+{
+    const vec low = splat(act->low), high = splat(act->high);
+    for (int i = 0; i < n; i++) {
+        const vec x = v[i], sixth = min(splat(1), max(splat(0), x * (1 / 6.0f) + 0.5f));
+        switch (act->kind) {
+        case RELU: v[i] = relu(x); break;
+        case CLAMP: v[i] = min(high, max(low, x)); break;
+        case SIGMOID: v[i] = sigmoid(x); break;
+        case SILU: v[i] = x * sigmoid(x); break;
+        case HARDSIGMOID: v[i] = sixth; break;
+        case HARDSWISH: v[i] = x * sixth; break;
+        default: break;
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ convolution */
+
+/* Sums that fit in the registers beside a weight and the odd temporary. */
+#define MAX_SUMS 16
+
+/* A rectangle of tiles of the output, numbered row by row, of which `first` to `last` are to be computed. */
+struct area {
+    int row, col, tiles_across, first, last;
+    int first_group, last_group;
+};
+
+/* Reads a weight with one load: the second half of the 64 bits goes straight from a register to all lanes. */
+INLINE vec read_entry(const struct entry *e, const char *corner, const char **pixel)
+{
+#ifdef __AVX512F__
+    uint64_t bits;
+    memcpy(&bits, e, sizeof bits);
+    *pixel = corner + (uint32_t)bits;
+    return (vec)((int32_t)(bits >> 32) - (ivec){0});
+#else
+    *pixel = corner + e->offset;
+    return splat(e->value);
+#endif
+}
+
+/* Where a tile's results go, for channel 0; a channel's are `channel * pitch` further. */
+struct corner {
+    const char *in, *residual, *mask;
+    char *out, *tail;
+};
+
+INLINE struct corner corner_of(const struct conv *op, const struct frame *f, int row, int col)
+{
+    const int64_t x = (int64_t)col * VECTOR;
+    struct corner c;
+    c.in = f->arena + op->in.at + (int64_t)row * op->stride_rows * op->in.row + x * op->stride_cols;
+    c.residual = f->arena + op->residual.at + (int64_t)row * op->residual.row + x;
+    c.mask = f->constants + op->mask + (int64_t)row * op->cols * VECTOR + x;
+    c.out = f->arena + op->out.at + (int64_t)row * op->out.row + x;
+    c.tail = f->arena + op->tail.at + (int64_t)row * op->tail.row + x;
+    return c;
+}
+
+#define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
+#define CELL(p, i, row) ((p) + (i) / across * (int64_t)(row) + (i) % across * VECTOR)
+
+/* The last step for one output channel of a tile, with its sums still in registers. */
+INLINE void finish(const struct conv *op, const struct activate *acts, const char *constants, const struct corner *at,
+                   const vec *sums, int64_t channel, const int down, const int across)
+{
+    const int n = down * across;
+    vec v[MAX_SUMS];
+    EACH(i, n) v[i] = sums[i];
+    if (op->residual.at != ABSENT) {
+        const char *r = at->residual + channel * op->residual.pitch;
+        EACH(i, n) v[i] += load(CELL(r, i, op->residual.row));
+    }
+    if (op->act.kind == RELU) {
+        EACH(i, n) v[i] = relu(v[i]);
+    } else if (op->act.kind != NONE) {
+        vec t[MAX_SUMS]; /* a copy: sums whose address escapes would live in memory on every path */
+        EACH(i, n) t[i] = v[i];
+        activate(t, n, &acts[0]);
+        EACH(i, n) v[i] = t[i];
+    }
+    if (op->mask != ABSENT) {
+        EACH(i, n) v[i] = masked(v[i], CELL(at->mask, i, op->cols * VECTOR));
+    }
+    if (op->out.at != ABSENT) {
+        char *o = at->out + channel * op->out.pitch;
+        EACH(i, n) store(CELL(o, i, op->out.row), v[i]);
+    }
+    if (op->tail.at != ABSENT) {
+        const vec scale = splat(((const float *)(constants + op->scale))[channel]);
+        const vec shift = splat(((const float *)(constants + op->shift))[channel]);
+        char *o = at->tail + channel * op->tail.pitch;
+        EACH(i, n) v[i] = v[i] * scale + shift;
+        if (op->tail_act.kind == RELU) {
+            EACH(i, n) v[i] = relu(v[i]);
+        } else {
+            vec t[MAX_SUMS];
+            EACH(i, n) t[i] = v[i];
+            activate(t, n, &acts[1]);
+            EACH(i, n) v[i] = t[i];
+        }
+        if (op->mask != ABSENT) {
+            EACH(i, n) v[i] = masked(v[i], CELL(at->mask, i, op->cols * VECTOR));
+        }
+        EACH(i, n) store(CELL(o, i, op->tail.row), v[i]);
+    }
+}
+
+/* The heart of the engine: tiles of `down` x `across` vectors of `together` output channels at a time.
+ *
+ * The tile is the outer loop, so that its pixels stay in the first-level cache while the weights stream by. If all
+ * input channels of a tile are too much for that cache they are walked in blocks, with partial sums in between.
+ * Several channels together give a small tile enough independent sums to hide the latency of a multiply-add; their
+ * weights are interleaved, and channels of like weight count are put together.
+ */
+INLINE void conv_tiles(const struct conv *given, const struct frame *f, const struct area *a, const int together,
+                       const int down, const int across, const int stride)
+{
+    const struct conv op = *given; /* a copy that stores to the arena cannot change, as far as the compiler knows */
+    const int n = down * across;
+    const char *constants = f->constants;
+    const float *bias = (const float *)(constants + op.bias);
+    const struct entry *entries = (const struct entry *)(constants + op.entries);
+    const int64_t scratch_size = (int64_t)(op.channels + 1) * op.down * op.across * VECTOR;
+    char *scratch = f->arena + op.scratch + (op.share_channels ? 0 : f->part * scratch_size);
+    const int tiles_across = a->tiles_across, first_group = a->first_group, last_group = a->last_group;
+
+    for (int tile = a->first, last = a->last; tile < last; tile++) {
+        const struct corner at = corner_of(&op, f, a->row + tile / tiles_across * down, a->col + tile % tiles_across * across);
+        for (int block = 0; block < op.blocks; block++) {
+            const int32_t *end_of = (const int32_t *)(constants + op.starts) + block * op.groups + 1;
+            const int32_t *members = (const int32_t *)(constants + op.order) + (block * op.groups + first_group) * together;
+            const struct entry *e = entries + (int64_t)end_of[first_group - 1] * together;
+            for (int group = first_group; group < last_group; group++, members += together) {
+                const struct entry *end = entries + (int64_t)end_of[group] * together;
+                int64_t channel[MAX_SUMS];
+                vec sums[MAX_SUMS];
+                EACH(m, together) {
+                    channel[m] = members[m];
+                    if (block == 0) {
+                        const vec b = splat(bias[channel[m]]);
+                        EACH(i, n) sums[m * n + i] = b;
+                    } else {
+                        const char *partial = scratch + channel[m] * n * VECTOR;
+                        EACH(i, n) sums[m * n + i] = load(partial + i * VECTOR);
+                    }
+                }
+                const char *corner = at.in;
+                intptr_t step = (intptr_t)op.stride_rows * op.in.row;
+                OPAQUE(corner);
+                OPAQUE(step);
+                for (const struct entry *w = e; w != end; w += together) {
+                    EACH(m, together) {
+                        const char *pixel;
+                        const vec weight = read_entry(w + m, corner, &pixel);
+                        UNROLL for (int r = 0; r < down; r++, pixel += step) {
+                            EACH(c, across) sums[m * n + r * across + c] += weight * load(pixel + c * stride * VECTOR);
+                        }
+                    }
+                }
+                e = end;
+                EACH(m, together) {
+                    if (block + 1 < op.blocks) {
+                        char *partial = scratch + channel[m] * n * VECTOR;
+                        EACH(i, n) store(partial + i * VECTOR, sums[m * n + i]);
+                    } else if (channel[m] < op.channels) {
+                        finish(&op, &given->act, constants, &at, sums + m * n, channel[m], down, across);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* TILES lists the tiles that exist, T(together, down, across, stride); whoever includes this file defines it. */
+#define DEFINE(together, down, across, stride) \
+    static void conv_##together##_##down##_##across##_##stride(const struct conv *op, const struct frame *f, \
+                                                               const struct area *a) \
+    { \
+        conv_tiles(op, f, a, together, down, across, stride); \
+    }
+TILES(DEFINE)
+
+#define KEY(together, down, across, stride) ((((together) * 32 + (down)) * 32 + (across)) * 4 + (stride))
+#define CASE(together, down, across, stride) \
+    case KEY(together, down, across, stride): conv_##together##_##down##_##across##_##stride(op, f, a); break;
+
+static void conv_area(const struct conv *op, const struct frame *f, const struct area *a, int down, int across)
+{
+    const int stride = across == 1 ? 1 : op->stride_cols; /* a single column has no neighbour to be a stride away from */
+    switch (KEY(op->together, down, across, stride)) { TILES(CASE) }
+}
+
+/* Whole tiles first; rows and columns that are left over go one by one. */
+static void conv_rectangle(const struct conv *op, const struct frame *f, int y0, int y1, int x0, int x1)
+{
+    const int32_t *parts = (const int32_t *)(f->constants + op->parts);
+    const int by_channel = op->share_channels && f->parts > 1;
+    const int whole_rows = (y1 - y0) / op->down * op->down, whole_cols = (x1 - x0) / op->across * op->across;
+    for (int below = 0; below < 2; below++) {
+        const int down = below ? 1 : op->down;
+        const int row = below ? y0 + whole_rows : y0, rows = below ? y1 - row : whole_rows;
+        for (int beside = 0; beside < 2; beside++) {
+            const int across = beside ? 1 : op->across;
+            const int col = beside ? x0 + whole_cols : x0, cols = beside ? x1 - col : whole_cols;
+            const int tiles = (rows / down) * (cols / across);
+            const struct share s = share_of(f, tiles);
+            struct area a = {row, col, cols / across, s.first, s.last, 0, op->groups};
+            if (tiles == 0) continue;
+            if (by_channel) {
+                a.first = 0, a.last = tiles;
+                a.first_group = parts[f->part], a.last_group = parts[f->part + 1];
+            }
+            conv_area(op, f, &a, down, across);
+        }
+    }
+}
+
+static void run_conv(const struct conv *op, const struct frame *f)
+{
+    conv_rectangle(op, f, 0, op->rows, 0, op->cols);
+}
+
+/* ------------------------------------------------------------------------------------------------ moving pixels */
+
+static void run_gather(const struct gather *op, const struct frame *f)
+{
+    const struct share s = share_of(f, op->count);
+    for (int channel = 0; channel < op->channels; channel++) {
+        const float *restrict from = (const float *)locate(f, op->from) + (int64_t)channel * op->from_pitch;
+        float *restrict to = (float *)locate(f, op->to) + (int64_t)channel * op->to_pitch;
+        if (op->table == ABSENT) {
+            memcpy(to + s.first, from + s.first, (size_t)(s.last - s.first) * sizeof *to);
+            continue;
+        }
+        const int32_t *restrict table = (const int32_t *)(f->constants + op->table);
+        for (int i = s.first; i < s.last; i++) to[i] = table[i] < 0 ? op->fill : from[table[i]];
+    }
+}
+
+static void run_halo(const struct halo *op, const struct frame *f)
+{
+    enum { CHANNELS = 32 }; /* at a time: cell by cell, so that lanes and mask stay in registers */
+    const char *neighbours = f->constants + op->neighbours;
+    const struct move *moves = (const struct move *)(f->constants + op->moves);
+    const struct share s = share_of(f, op->channels);
+    for (int first = s.first; first < s.last; first += CHANNELS) {
+        const int count = s.last - first < CHANNELS ? s.last - first : CHANNELS;
+        for (int i = 0; i < op->cells; i++) {
+            const struct neighbour n = *(const struct neighbour *)(neighbours + moves[i].neighbour);
+            char *plane = f->arena + op->image.at + (int64_t)first * op->image.pitch;
+            const int64_t to = moves[i].to, from = moves[i].from, pitch = op->image.pitch;
+            for (int channel = 0; channel < count; channel++, plane += pitch)
+                store(plane + to, (vec)((ivec)permute(load(plane + from), n.lanes) & n.mask));
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ the small ones */
+
+static void run_pool(const struct pool *op, const struct frame *f)
+{
+    const struct share s = share_of(f, op->channels);
+    for (int channel = s.first; channel < s.last; channel++) {
+        const char *in = f->arena + op->in.at + (int64_t)channel * op->in.pitch;
+        char *out = f->arena + op->out.at + (int64_t)channel * op->out.pitch;
+        for (int row = 0; row < op->rows; row++) {
+            for (int col = 0; col < op->cols; col++) {
+                const char *corner = in + (int64_t)row * op->stride_rows * op->in.row + col * op->stride_cols * VECTOR;
+                const int64_t pixel = (int64_t)(row * op->cols + col) * VECTOR;
+                vec v = op->maximum ? load(corner) : splat(0);
+                for (int i = 0; i < op->kernel_rows; i++) {
+                    for (int j = 0; j < op->kernel_cols; j++) {
+                        const vec x = load(corner + i * op->in.row + j * VECTOR);
+                        v = op->maximum ? max(x, v) : v + x;
+                    }
+                }
+                if (!op->maximum) v *= op->weights == ABSENT ? splat(op->scale) : load(f->constants + op->weights + pixel);
+                if (op->mask != ABSENT) v = masked(v, f->constants + op->mask + pixel);
+                store(out + row * op->out.row + col * VECTOR, v);
+            }
+        }
+    }
+}
+
+static void run_mean(const struct mean *op, const struct frame *f)
+{
+    const struct share s = share_of(f, op->channels);
+    float *out = (float *)locate(f, op->out);
+    for (int channel = s.first; channel < s.last; channel++) {
+        const char *in = f->arena + op->in.at + (int64_t)channel * op->in.pitch;
+        vec v = splat(0);
+        for (int row = 0; row < op->rows; row++)
+            for (int col = 0; col < op->cols; col++) v += load(in + row * op->in.row + col * VECTOR);
+        float sum = 0;
+        for (int l = 0; l < LANES; l++) sum += v[l];
+        out[channel] = sum * op->scale;
+    }
+}
+
+/* One output of a sparse layer: four sums, because each multiply-add waits for the one before. */
+static float sparse_dot(const struct entry *e, const struct entry *end, const char *in)
+{
+    float a = 0, b = 0, c = 0, d = 0;
+    for (; e + 4 <= end; e += 4) {
+        a += e[0].value * *(const float *)(in + e[0].offset);
+        b += e[1].value * *(const float *)(in + e[1].offset);
+        c += e[2].value * *(const float *)(in + e[2].offset);
+        d += e[3].value * *(const float *)(in + e[3].offset);
+    }
+    for (; e < end; e++) a += e->value * *(const float *)(in + e->offset);
+    return (a + b) + (c + d);
+}
+
+static void run_linear(const struct linear *op, const struct frame *f)
+{
+    const char *in = locate(f, op->in), *weights = f->constants + op->weights;
+    const float *bias = (const float *)(f->constants + op->bias), *x = (const float *)in;
+    const int32_t *starts = (const int32_t *)(f->constants + op->starts);
+    const struct share s = share_of(f, (op->outputs + LANES - 1) / LANES);
+    float *out = (float *)locate(f, op->out);
+    for (int block = s.first; block < s.last; block++) {
+        const int first = block * LANES, count = op->outputs - first < LANES ? op->outputs - first : LANES;
+        vec v = splat(0);
+        if (op->dense) {
+            const char *w = weights + (int64_t)block * op->inputs * VECTOR;
+            vec u = v;
+            int i = 0;
+            for (; i + 2 <= op->inputs; i += 2, w += 2 * VECTOR) v += load(w) * x[i], u += load(w + VECTOR) * x[i + 1];
+            if (i < op->inputs) v += load(w) * x[i];
+            v += u;
+        } else {
+            const struct entry *entries = (const struct entry *)weights;
+            for (int l = 0; l < count; l++) v[l] = sparse_dot(entries + starts[first + l], entries + starts[first + l + 1], in);
+        }
+        v += load((const char *)(bias + first));
+        activate(&v, 1, &op->act);
+        memcpy(out + first, &v, (size_t)count * sizeof *out);
+    }
+}
+
+static void run_pointwise(const struct pointwise *op, const struct frame *f)
+{
+    const struct share s = share_of(f, op->channels);
+    const float *scales = (const float *)(f->constants + op->scale), *shifts = (const float *)(f->constants + op->shift);
+    for (int channel = s.first; channel < s.last; channel++) {
+        const char *a = f->arena + op->a.at + (int64_t)channel * op->a.pitch;
+        const char *b = f->arena + op->b.at + (int64_t)channel * op->b.pitch;
+        char *out = f->arena + op->out.at + (int64_t)channel * op->out.pitch;
+        for (int row = 0; row < op->rows; row++) {
+            for (int col = 0; col < op->cols; col++) {
+                const int64_t pixel = (int64_t)(row * op->cols + col) * VECTOR;
+                const int first = op->features ? col * LANES : channel;
+                vec v = load(a + row * op->a.row + col * VECTOR);
+                if (op->b.at != ABSENT) {
+                    const vec w = op->broadcast ? splat(*(const float *)b) : load(b + row * op->b.row + col * VECTOR);
+                    v = op->multiply ? v * w : v + w;
+                }
+                if (op->scale != ABSENT) v *= op->features ? load((const char *)(scales + first)) : splat(scales[first]);
+                if (op->shift != ABSENT) v += op->features ? load((const char *)(shifts + first)) : splat(shifts[first]);
+                activate(&v, 1, &op->act);
+                if (op->mask != ABSENT) v = masked(v, f->constants + op->mask + pixel);
+                store(out + row * op->out.row + col * VECTOR, v);
+            }
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ running a plan */
+
+static void run_op(const struct op *op, const struct frame *f)
+{
+    switch (op->kind) {
+    case CONV: run_conv(&op->as.conv, f); break;
+    case GATHER: run_gather(&op->as.gather, f); break;
+    case HALO: run_halo(&op->as.halo, f); break;
+    case POOL: run_pool(&op->as.pool, f); break;
+    case MEAN: run_mean(&op->as.mean, f); break;
+    case LINEAR: run_linear(&op->as.linear, f); break;
+    case POINTWISE: run_pointwise(&op->as.pointwise, f); break;
+    default: break;
+    }
+}

@@ -1,0 +1,181 @@
+"""Where each pixel lives: images are cut into as many equal regions as a vector has lanes.
+
+Lane `l` of every vector holds region `l`, so that shifting a kernel window moves whole vectors: every tap of a
+convolution is an aligned load, for any image size, stride or kernel. A channel is a plane of `[rows][cols]` vectors:
+the region, and around it a halo with what the neighbouring regions (or the zero padding) hold there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How an image is cut: `down` x `across` regions of `rows` x `cols` pixels each."""
+
+    down: int
+    across: int
+    rows: int
+    cols: int
+
+    @property
+    def lanes(self) -> int:
+        """How many regions there are."""
+        return self.down * self.across
+
+    def scaled(self, stride: tuple[int, int]) -> Grid:
+        """The grid of the input from which this one is computed with `stride`."""
+        return replace(self, rows=self.rows * stride[0], cols=self.cols * stride[1])
+
+
+@dataclass(frozen=True)
+class Halo:
+    """Rows and columns around each region."""
+
+    top: int = 0
+    bottom: int = 0
+    left: int = 0
+    right: int = 0
+
+    def __bool__(self) -> bool:
+        return self != Halo()
+
+    def __or__(self, other: Halo) -> Halo:
+        return Halo(
+            max(self.top, other.top),
+            max(self.bottom, other.bottom),
+            max(self.left, other.left),
+            max(self.right, other.right),
+        )
+
+    def covers(self, other: Halo) -> bool:
+        """True if it is at least as wide on every side."""
+        return self | other == self
+
+
+@dataclass(frozen=True)
+class Planes:
+    """The layout of an image of `height` x `width` pixels, for one channel."""
+
+    height: int
+    width: int
+    grid: Grid
+    halo: Halo = Halo()
+
+    @property
+    def lanes(self) -> int:
+        """Floats in a vector."""
+        return self.grid.lanes
+
+    @property
+    def row_pitch(self) -> int:
+        """Vectors from one row to the next."""
+        return self.halo.left + self.grid.cols + self.halo.right
+
+    @property
+    def rows(self) -> int:
+        """Rows of vectors, halo included."""
+        return self.halo.top + self.grid.rows + self.halo.bottom
+
+    @cached_property
+    def pitch(self) -> int:
+        """Vectors from one channel to the next: an odd number of cache lines.
+
+        With a power of two the same pixel of all channels would compete for the same few lines of the cache.
+        """
+        per_line = max(1, 16 // self.lanes)
+        lines = -(-self.rows * self.row_pitch // per_line)
+        return (lines | 1) * per_line
+
+    @property
+    def first(self) -> int:
+        """The vector where the region starts, behind the halo."""
+        return self.halo.top * self.row_pitch + self.halo.left
+
+    @property
+    def ragged(self) -> bool:
+        """True if the regions together are larger than the image."""
+        grid = self.grid
+        return grid.down * grid.rows != self.height or grid.across * grid.cols != self.width
+
+    def coordinates(self, *, halo: bool) -> tuple[IntArray, IntArray]:
+        """The image's row and column that each cell holds, as arrays `[rows, cols, lanes]`; may lie outside it."""
+        grid, around = self.grid, self.halo if halo else Halo()
+        lane = np.arange(grid.lanes)
+        rows = np.arange(-around.top, grid.rows + around.bottom)
+        cols = np.arange(-around.left, grid.cols + around.right)
+        y = rows[:, None] + (lane // grid.across * grid.rows)[None, :]
+        x = cols[:, None] + (lane % grid.across * grid.cols)[None, :]
+        shape = (len(rows), len(cols), grid.lanes)
+        return np.broadcast_to(y[:, None], shape), np.broadcast_to(x[None], shape)
+
+    def contains(self, y: IntArray, x: IntArray) -> NDArray[np.bool_]:
+        """Which of these pixels lie inside the image."""
+        return (y >= 0) & (y < self.height) & (x >= 0) & (x < self.width)
+
+    def index(self, y: IntArray, x: IntArray) -> IntArray:
+        """Where pixels lie in a channel, counted in floats; -1 for those outside the image."""
+        grid = self.grid
+        inside = self.contains(y, x)
+        y, x = np.where(inside, y, 0), np.where(inside, x, 0)
+        vector = (y % grid.rows + self.halo.top) * self.row_pitch + x % grid.cols + self.halo.left
+        lane = y // grid.rows * grid.across + x // grid.cols
+        return np.where(inside, vector * grid.lanes + lane, -1)
+
+    def mask(self) -> NDArray[np.int32]:
+        """All ones where a region's cell is a pixel, zero where it is not."""
+        return np.where(self.contains(*self.coordinates(halo=False)), np.int32(-1), np.int32(0))
+
+
+def choose_grid(height: int, width: int, lanes: int, *, before: Grid | None = None) -> Grid:
+    """The cut that wastes the fewest pixels; at nearly equal waste the one that halves (or keeps) `before`.
+
+    A layer of stride two needs no data to move between lanes if its regions are half as large as those before.
+    """
+    best: tuple[float, int, Grid] | None = None
+    down = 1
+    while down <= lanes:
+        across = lanes // down
+        grid = Grid(down, across, -(-height // down), -(-width // across))
+        follows = before is None or before in (grid, grid.scaled((2, 2)))
+        cost = grid.rows * grid.cols * (1.0 if follows else 1.02)
+        if best is None or (cost, abs(grid.rows - grid.cols)) < best[:2]:
+            best = (cost, abs(grid.rows - grid.cols), grid)
+        down *= 2
+    assert best is not None
+    return best[2]
+
+
+def halo_tables(planes: Planes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """How to fill the halo from the regions: `struct neighbour` and `struct move` of kernels.c.
+
+    For each neighbour, the lane that each lane is filled from and a mask (zero outside the image); then, for each
+    cell of the halo, where it lies, where the neighbour keeps it, and which neighbour that is; all in bytes.
+    """
+    grid, halo = planes.grid, planes.halo
+    lane, vector = np.arange(grid.lanes), 4 * grid.lanes
+    neighbours: dict[tuple[int, int], NDArray[np.int32]] = {}
+    moves = []
+    for row in range(-halo.top, grid.rows + halo.bottom):
+        for col in range(-halo.left, grid.cols + halo.right):
+            down, in_row = divmod(row, grid.rows)
+            across, in_col = divmod(col, grid.cols)
+            if (down, across) == (0, 0):
+                continue
+            if (down, across) not in neighbours:
+                i, j = lane // grid.across + down, lane % grid.across + across
+                inside = (i >= 0) & (i < grid.down) & (j >= 0) & (j < grid.across)
+                lanes = np.where(inside, i * grid.across + j, 0)
+                neighbours[down, across] = np.stack([lanes, -inside.astype(np.int64)]).astype(np.int32)
+            target = planes.first + row * planes.row_pitch + col
+            source = planes.first + in_row * planes.row_pitch + in_col
+            number = list(neighbours).index((down, across))
+            moves.append((target * vector, source * vector, number * 2 * vector))
+    return np.stack(list(neighbours.values())), np.array(moves, np.int32)

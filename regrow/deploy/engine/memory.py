@@ -1,0 +1,36 @@
+"""Memory that the processor can address cheaply: huge pages for everything that is not small."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import dataclass
+
+HUGE_PAGE = 2 << 20
+HUGE_FROM = 256 << 10
+
+
+@dataclass(frozen=True)
+class Block:
+    """Zeroed, page-aligned memory that is freed with this object."""
+
+    owner: mmap.mmap
+    address: int
+    size: int
+
+    def write(self, data: bytes) -> None:
+        """Copy `data` to the start."""
+        ctypes.memmove(self.address, data, len(data))
+
+
+def allocate(size: int) -> Block:
+    """At least `size` bytes; above 256 KB on huge pages where the system has them."""
+    huge = size >= HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE")
+    alignment = HUGE_PAGE if huge else mmap.PAGESIZE
+    rounded = -(-max(size, 1) // alignment) * alignment
+    owner = mmap.mmap(-1, rounded + (alignment if huge else 0))
+    start = ctypes.addressof(ctypes.c_char.from_buffer(owner))
+    shift = -start % alignment
+    if huge:
+        owner.madvise(mmap.MADV_HUGEPAGE, shift // mmap.PAGESIZE * mmap.PAGESIZE, rounded)
+    return Block(owner, start + shift, rounded)

@@ -1,0 +1,222 @@
+"""The compiled model that users call, and the runner behind it that drives the kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+import weakref
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from regrow.deploy.engine.build import Job, Library
+from regrow.deploy.engine.graph import Graph, macs
+from regrow.deploy.engine.memory import Block, allocate
+from regrow.deploy.engine.plan import Plan
+from regrow.deploy.engine.reference import TorchRunner, Values
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """How long one operation took."""
+
+    name: str
+    kind: str
+    seconds: float
+    macs: int
+
+    @property
+    def gmacs_per_second(self) -> float:
+        """Billions of multiply-accumulates with non-zero weights per second."""
+        return self.macs / self.seconds / 1e9 if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The time of every operation; `print` shows it as a table."""
+
+    layers: tuple[LayerTime, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The time of all operations together."""
+        return sum(layer.seconds for layer in self.layers)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates with non-zero weights."""
+        return sum(layer.macs for layer in self.layers)
+
+    def __str__(self) -> str:
+        width = max([len("all"), *(len(layer.name) for layer in self.layers)])
+        total = LayerTime("all", "", self.seconds, self.macs)
+        rows = [f"{'layer':{width}}  {'':9}  {'µs':>9}  {'k MACs':>10}  {'GMAC/s':>6}"]
+        for layer in (*self.layers, total):
+            speed = f"{layer.gmacs_per_second:6.1f}" if layer.macs else " " * 6
+            rows.append(
+                f"{layer.name:{width}}  {layer.kind:9}  {layer.seconds * 1e6:9.1f}  {layer.macs / 1e3:10,.0f}  {speed}"
+            )
+        return "\n".join(rows)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes that a compiled model holds: its constants once, an arena for every call under way and thread."""
+
+    constants: int
+    arena: int
+
+
+class Runner(Protocol):
+    """What computes the batch behind a `CompiledModel`."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """The memory it holds."""
+
+    def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Write the output for the contiguous float32 batch `x` to `y`."""
+
+    def profile(self, x: torch.Tensor, y: torch.Tensor, repeat: int) -> Profile:
+        """The least time of each operation."""
+
+
+class CompiledModel:
+    """A network for inference on this machine's processor: call it with a batch, get the batch's results.
+
+    Takes torch tensors or numpy arrays of float32, without copying them if they are contiguous, and returns the same
+    kind. Any batch size; calls may come from several threads at once. `native` is False where there is no C compiler
+    and torch does the work.
+    """
+
+    def __init__(self, runner: Runner, *, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> None:
+        self.input_shape, self.output_shape = input_shape, output_shape
+        self.native = isinstance(runner, NativeRunner)
+        self._runner = runner
+
+    @overload
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def __call__(self, x: NDArray[Any]) -> NDArray[np.float32]: ...
+    def __call__(self, x: torch.Tensor | NDArray[Any]) -> torch.Tensor | NDArray[np.float32]:
+        """The model's output for the batch `x`."""
+        if isinstance(x, np.ndarray):
+            result: NDArray[np.float32] = self(torch.from_numpy(x)).numpy()
+            return result
+        if x.shape[1:] != self.input_shape:
+            raise ValueError(f"expected a batch of {self.input_shape}, got an array of shape {tuple(x.shape)}")
+        if x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous():
+            x = x.detach().to("cpu", torch.float32).contiguous()
+        y = torch.empty((x.shape[0], *self.output_shape))
+        self._runner.run(x, y)
+        return y
+
+    @property
+    def sizes(self) -> Sizes:
+        """The memory it holds, in bytes."""
+        return self._runner.sizes
+
+    def profile(self, *, repeat: int = 20) -> Profile:
+        """The least time of each operation in `repeat` runs on one image of noise."""
+        x = torch.randn(1, *self.input_shape, generator=torch.Generator().manual_seed(0))
+        return self._runner.profile(x, torch.empty(1, *self.output_shape), repeat)
+
+
+class _Session:
+    """What one call at a time needs: arenas and a team of threads."""
+
+    def __init__(self, library: Library, plan: Plan, constants: Block, threads: int) -> None:
+        handle = library.handle
+        self.team = handle.regrow_team_new(threads)
+        if not self.team:
+            raise MemoryError("could not start the engine's threads")
+        arena_bytes = -(-plan.arena_bytes // 4096) * 4096
+        self.arenas = allocate(arena_bytes * handle.regrow_team_size(self.team))
+        self.run = handle.regrow_run
+        self.job = Job(
+            ops=ctypes.addressof(plan.ops),
+            constants=constants.address,
+            arenas=self.arenas.address,
+            arena_bytes=arena_bytes,
+            count=len(plan.ops),
+        )
+        self.job_address = ctypes.addressof(self.job)
+        weakref.finalize(self, handle.regrow_team_free, self.team)
+
+
+class NativeRunner:
+    """Runs a plan with the kernels; every call under way has a session of its own."""
+
+    def __init__(self, library: Library, plan: Plan, *, threads: int = 1) -> None:
+        self.library, self.plan, self.threads = library, plan, threads
+        self._constants = allocate(plan.constants.nbytes)
+        self._constants.write(plan.constants.tobytes())
+        self._idle: list[_Session] = []
+
+    @property
+    def sizes(self) -> Sizes:
+        """The memory it holds."""
+        return Sizes(self.plan.constants.nbytes, self.plan.arena_bytes)
+
+    def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Write the output for `x` to `y`."""
+        self._run(x, y, None)
+
+    def _run(self, x: torch.Tensor, y: torch.Tensor, seconds: int | None) -> None:
+        images = x.shape[0]
+        if images == 0:
+            return
+        # list.pop and list.append are atomic: two calls never get the same session.
+        try:
+            session = self._idle.pop()
+        except IndexError:
+            session = _Session(self.library, self.plan, self._constants, self.threads)
+        job = session.job
+        job.x, job.y, job.images, job.seconds = x.data_ptr(), y.data_ptr(), images, seconds
+        job.x_stride, job.y_stride = x.stride(0), y.stride(0)
+        session.run(session.team, session.job_address)
+        self._idle.append(session)
+
+    def profile(self, x: torch.Tensor, y: torch.Tensor, repeat: int) -> Profile:
+        """The least time of each operation."""
+        seconds = np.full(len(self.plan.ops), np.inf)
+        for _ in range(repeat):
+            self._run(x, y, seconds.ctypes.data)
+        labels = zip(self.plan.labels, seconds, strict=True)
+        return Profile(tuple(LayerTime(label.name, label.kind, float(s), label.macs) for label, s in labels))
+
+
+class FallbackRunner:
+    """Runs a graph with torch."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._torch = TorchRunner(graph)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The memory it holds."""
+        weights = sum(node.weight.numel() + node.bias.numel() for node in self.graph.weighted())
+        largest = max(prod(value.shape) for node in self.graph.nodes for value in node.outputs)
+        return Sizes(4 * weights, 4 * largest)
+
+    def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Write the output for `x` to `y`."""
+        y.copy_(self._torch(x))
+
+    def profile(self, x: torch.Tensor, y: torch.Tensor, repeat: int) -> Profile:
+        """The least time of each operation."""
+        seconds = dict.fromkeys(self.graph.nodes, float("inf"))
+        for _ in range(repeat):
+            values: Values = {}
+            with torch.no_grad():
+                for node in self.graph.nodes:
+                    start = time.perf_counter()
+                    self._torch.step(node, values, x)
+                    seconds[node] = min(seconds[node], time.perf_counter() - start)
+        kinds = ((node, type(node).__name__.lower()) for node in self.graph.nodes)
+        return Profile(tuple(LayerTime(node.name, kind, seconds[node], macs(node)) for node, kind in kinds))

@@ -1,0 +1,131 @@
+"""The structures of kernels.c as ctypes, field by field, so that a plan is passed to C as it is."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64
+from typing import ClassVar
+
+ABSENT, INPUT, OUTPUT = -1, -2, -3
+
+Fields = list[tuple[str, type]]
+
+
+class Planes(ctypes.Structure):
+    """Channels of an image in the arena, in bytes."""
+
+    _fields_: ClassVar[Fields] = [("at", c_int64), ("pitch", c_int32), ("row", c_int32)]
+
+
+class Activate(ctypes.Structure):
+    """An element-wise function."""
+
+    _fields_: ClassVar[Fields] = [("kind", c_int32), ("low", c_float), ("high", c_float)]
+
+
+class Conv(ctypes.Structure):
+    """A sparse convolution and everything that is done while its result is in registers."""
+
+    _fields_: ClassVar[Fields] = [
+        *((name, Planes) for name in ("in_", "out", "residual", "tail")),
+        *((name, c_int64) for name in ("entries", "starts", "order", "parts", "bias", "scale", "shift", "mask")),
+        ("scratch", c_int64),
+        *((name, c_int32) for name in ("rows", "cols", "channels", "groups", "blocks", "together", "down", "across")),
+        *((name, c_int32) for name in ("stride_rows", "stride_cols", "share_channels")),
+        ("act", Activate),
+        ("tail_act", Activate),
+    ]
+
+
+class Gather(ctypes.Structure):
+    """A copy through a table."""
+
+    _fields_: ClassVar[Fields] = [
+        *((name, c_int64) for name in ("from_", "to", "table")),
+        *((name, c_int32) for name in ("channels", "count", "from_pitch", "to_pitch")),
+        ("fill", c_float),
+    ]
+
+
+class Halo(ctypes.Structure):
+    """The exchange of region edges."""
+
+    _fields_: ClassVar[Fields] = [
+        ("image", Planes),
+        *((name, c_int64) for name in ("neighbours", "moves")),
+        *((name, c_int32) for name in ("channels", "cells")),
+    ]
+
+
+class Pool(ctypes.Structure):
+    """Maximum or average over windows."""
+
+    _fields_: ClassVar[Fields] = [
+        ("in_", Planes),
+        ("out", Planes),
+        *((name, c_int64) for name in ("weights", "mask")),
+        *((name, c_int32) for name in ("channels", "rows", "cols", "kernel_rows", "kernel_cols")),
+        *((name, c_int32) for name in ("stride_rows", "stride_cols", "maximum")),
+        ("scale", c_float),
+    ]
+
+
+class Mean(ctypes.Structure):
+    """The mean of each channel."""
+
+    _fields_: ClassVar[Fields] = [
+        ("in_", Planes),
+        ("out", c_int64),
+        *((name, c_int32) for name in ("channels", "rows", "cols")),
+        ("scale", c_float),
+    ]
+
+
+class Linear(ctypes.Structure):
+    """A matrix product with one vector."""
+
+    _fields_: ClassVar[Fields] = [
+        *((name, c_int64) for name in ("in_", "out", "weights", "starts", "bias")),
+        *((name, c_int32) for name in ("inputs", "outputs", "dense")),
+        ("act", Activate),
+    ]
+
+
+class Pointwise(ctypes.Structure):
+    """An operation on pixels one by one."""
+
+    _fields_: ClassVar[Fields] = [
+        *((name, Planes) for name in ("a", "b", "out")),
+        *((name, c_int64) for name in ("scale", "shift", "mask")),
+        *((name, c_int32) for name in ("channels", "rows", "cols", "multiply", "broadcast", "features")),
+        ("act", Activate),
+    ]
+
+
+class _Any(ctypes.Union):
+    _fields_: ClassVar[Fields] = [
+        ("conv", Conv),
+        ("gather", Gather),
+        ("halo", Halo),
+        ("pool", Pool),
+        ("mean", Mean),
+        ("linear", Linear),
+        ("pointwise", Pointwise),
+    ]
+
+
+class Op(ctypes.Structure):
+    """One operation of a plan; `kind` is the position of its structure in the union."""
+
+    _fields_: ClassVar[Fields] = [("kind", c_int32), ("depth_first", c_int32), ("as_", _Any)]
+
+
+KINDS: dict[type[ctypes.Structure], tuple[int, str]] = {
+    kind: (number, name) for number, (name, kind) in enumerate(_Any._fields_)
+}
+
+
+def as_op(operation: ctypes.Structure, *, depth_first: int = 0) -> Op:
+    """Wrap one operation."""
+    number, name = KINDS[type(operation)]
+    return Op(number, depth_first, _Any(**{name: operation}))

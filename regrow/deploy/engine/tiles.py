@@ -1,0 +1,123 @@
+"""Which tiles the kernels are built for, and a rule for choosing one without measuring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class Tile:
+    """What a convolution keeps in registers: output channels `together`, times `down` x `across` vectors of pixels.
+
+    `blocks` is in how many blocks the input channels are walked.
+    """
+
+    together: int
+    down: int
+    across: int
+    blocks: int = 1
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of pixels."""
+        return self.down * self.across
+
+    @property
+    def sums(self) -> int:
+        """Registers that it takes."""
+        return self.together * self.vectors
+
+
+Shape = tuple[int, int, int, int]
+"""A kernel: together, down, across, and how many columns apart the pixels are."""
+
+_Tiles = dict[int, dict[int, tuple[int, ...]]]
+_PIXELS: _Tiles = {
+    1: {1: (1, 2, 3, 4, 5, 6, 7, 8, 14), 2: (1, 2, 3, 4, 7, 8), 4: (1, 2, 4), 7: (1, 2)},
+    2: {1: (1, 2, 3, 4, 5, 6, 7, 8), 2: (1, 2, 4), 4: (1, 2), 7: (1,)},
+    4: {1: (1, 2, 3, 4), 2: (1, 2), 4: (1,)},
+}
+_STRIDED: _Tiles = {1: {1: (2, 3, 4, 7, 8), 2: (2, 4)}, 2: {1: (2, 4, 7), 2: (2,)}, 4: {1: (2,), 2: (2,)}}
+
+SHAPES: tuple[Shape, ...] = tuple(
+    (together, down, across, stride)
+    for stride, tiles in ((1, _PIXELS), (2, _STRIDED))
+    for together, rows in tiles.items()
+    for down, columns in rows.items()
+    for across in columns
+)
+"""Every kernel that is built. A tile needs those of one row and of one column, too, for what is left at the edges."""
+
+
+def shapes_of(tile: Tile, stride_cols: int) -> list[Shape]:
+    """The kernels that a tile needs; pixels of a single column are no columns apart."""
+    edges = {(tile.down, tile.across), (tile.down, 1), (1, tile.across), (1, 1)}
+    return [(tile.together, down, across, 1 if across == 1 else stride_cols) for down, across in edges]
+
+
+def most_sums(lanes: int) -> int:
+    """Sums that fit in the registers: 32 of them in AVX-512 (and on 64-bit ARM), 16 elsewhere."""
+    return 16 if lanes == 16 else 12
+
+
+def fitting(rows: int, cols: int, lanes: int, *, stride_cols: int = 1) -> list[Tile]:
+    """The tiles that make sense for a region."""
+    tiles = {Tile(together, down, across) for together, down, across, _ in SHAPES}
+    return [
+        tile
+        for tile in sorted(tiles)
+        if tile.down <= rows
+        and tile.across <= cols
+        and tile.sums <= most_sums(lanes)
+        and set(shapes_of(tile, stride_cols)) <= set(SHAPES)
+    ]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the choice of a tile depends on."""
+
+    rows: int
+    cols: int
+    inputs: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    lanes: int
+    nonzeros_per_output: float
+
+    def footprint(self, tile: Tile) -> int:
+        """Bytes of input that one tile reads."""
+        down = tile.down * self.stride[0] + max(0, self.kernel[0] - self.stride[0])
+        across = tile.across * self.stride[1] + max(0, self.kernel[1] - self.stride[1])
+        return self.inputs * down * across * self.lanes * 4
+
+
+FIRST_LEVEL = 26 * 1024
+"""Bytes of input that stay in the first-level cache beside weights and results."""
+
+
+def cost(problem: Problem, tile: Tile) -> float:
+    """Estimated cycles per weight and pixel vector, to compare tiles with; fitted to nothing but common sense."""
+    weights = max(1.0, problem.nonzeros_per_output)
+    work = tile.vectors / 2 + 0.5
+    latency = 4 / tile.together
+    per_group = 12 / tile.together + 2 * tile.vectors * tile.blocks
+    wasted = -(-problem.rows // tile.down) * tile.down * -(-problem.cols // tile.across) * tile.across
+    spill = 2.0 if problem.footprint(tile) / tile.blocks > 2 * FIRST_LEVEL else 1.0
+    busy = max(work, latency) * spill + per_group / weights
+    return busy / tile.vectors * wasted / (problem.rows * problem.cols)
+
+
+def candidates(problem: Problem) -> list[Tile]:
+    """All tiles that make sense, the cheapest by `cost` first, in one block or in blocks that fit the nearest cache."""
+    found = set()
+    for tile in fitting(problem.rows, problem.cols, problem.lanes, stride_cols=problem.stride[1]):
+        for size in (FIRST_LEVEL // 2, FIRST_LEVEL, 3 * FIRST_LEVEL // 2):
+            blocks = min(problem.inputs, -(-problem.footprint(tile) // size))
+            found |= {tile, Tile(tile.together, tile.down, tile.across, blocks)}
+    return sorted(found, key=lambda tile: (cost(problem, tile), tile))
+
+
+def choose(problem: Problem) -> Tile:
+    """The cheapest tile by `cost`."""
+    return candidates(problem)[0]

@@ -1,0 +1,106 @@
+"""Orders a layer's non-zero weights the way the kernels walk them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+ENTRY = np.dtype([("offset", "<u4"), ("value", "<f4")])
+"""`struct entry` of kernels.c."""
+
+
+@dataclass(frozen=True)
+class NonZeros:
+    """A weight's non-zeros by output channel: where each reads, from which input channel, and its value."""
+
+    channel: NDArray[np.int64]
+    source: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    value: NDArray[np.float32]
+    outputs: int
+    inputs: int
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The arrays of `struct conv` that say what is multiplied in which order."""
+
+    entries: NDArray[np.void]
+    starts: NDArray[np.int32]
+    order: NDArray[np.int32]
+    parts: NDArray[np.int32]
+    groups: int
+
+
+def walk(weights: NonZeros, *, together: int, blocks: int, parts: int = 1) -> Walk:
+    """Arrange weights for `together` output channels at a time and `blocks` blocks of input channels.
+
+    In every block channels with about the same number of weights come together: groups then end at the same time
+    (the shorter ones are filled up with zeros), and the processor predicts where. Every second group is walked
+    backwards, because the pixels that the one before it read last are still close.
+    """
+    block_of = weights.source * blocks // max(1, weights.inputs)
+    run = block_of * weights.outputs + weights.channel
+    counts = np.bincount(run, minlength=blocks * weights.outputs).reshape(blocks, weights.outputs)
+    part_of = _divide(counts.sum(0), parts)
+    order, first_groups = _orders(counts, part_of, together, parts)
+    groups = int(first_groups[-1])
+
+    members = order.reshape(blocks, groups, together)
+    sizes = np.take_along_axis(np.pad(counts, ((0, 0), (0, 1))), order, 1).reshape(members.shape)
+    lengths = sizes.max(2)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+
+    place = np.empty((blocks, weights.outputs), np.int64)
+    block, slot = np.nonzero(order < weights.outputs)
+    place[block, order[block, slot]] = slot
+    slot_of = place[block_of, weights.channel]
+    group_of, member_of = slot_of // together, slot_of % together
+    rank = _rank_in_run(run)
+    size = counts[block_of, weights.channel]
+    rank = np.where(group_of % 2 == 1, size - 1 - rank, rank)
+    entries = np.zeros(int(starts[-1]) * together, ENTRY)
+    position = (starts[block_of * groups + group_of] + rank) * together + member_of
+    entries["offset"][position] = weights.offset
+    entries["value"][position] = weights.value
+    return Walk(entries, starts.astype(np.int32), order.astype(np.int32), first_groups, groups)
+
+
+def _divide(counts: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
+    """Deal the channels out to threads, the heaviest first, back and forth, so that all get about the same work."""
+    dealt = np.arange(len(counts)) % (2 * parts)
+    part_of = np.empty_like(counts)
+    part_of[np.argsort(-counts, kind="stable")] = np.where(dealt < parts, dealt, 2 * parts - 1 - dealt)
+    return part_of
+
+
+def _orders(
+    counts: NDArray[np.int64], part_of: NDArray[np.int64], together: int, parts: int
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """For each block the channels in walking order, part after part.
+
+    Where a part's last group is not full stands one past the last channel.
+    """
+    sizes = np.bincount(part_of, minlength=parts)
+    first_groups = np.concatenate([[0], np.cumsum(-(-sizes // together))])
+    order = np.full((len(counts), first_groups[-1] * together), len(part_of), np.int64)
+    for block, block_counts in enumerate(counts):
+        for part in range(parts):
+            own = np.flatnonzero(part_of == part)
+            own = own[np.argsort(-block_counts[own], kind="stable")]
+            start = first_groups[part] * together
+            order[block, start : start + len(own)] = own
+    return order, first_groups.astype(np.int32)
+
+
+def _rank_in_run(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The position of each element among equal neighbours."""
+    if len(keys) == 0:
+        return keys
+    changes = np.flatnonzero(np.diff(keys)) + 1
+    first = np.concatenate([np.zeros(1, np.int64), changes])
+    lengths = np.diff(np.concatenate([first, [len(keys)]]))
+    rank: NDArray[np.int64] = np.arange(len(keys)) - np.repeat(first, lengths)
+    return rank
