@@ -9,6 +9,7 @@ import tyro
 
 from regrow.commands.demo import demo
 from regrow.commands.env import env
+from regrow.commands.export import export
 from regrow.commands.inspect import inspect
 from regrow.commands.recipes import recipes
 from regrow.commands.train import default_recipe, train_command
@@ -34,6 +35,7 @@ def _commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
         "demo": demo,
         "recipes": recipes,
         "inspect": inspect,
+        "export": export,
         "env": env,
         "completion": completion,
     }

@@ -1,0 +1,100 @@
+"""`regrow export`: a trained model as a file for somewhere else, packed, as ONNX or as a torch program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from regrow.deploy.pack import Dtype
+    from regrow.models import Network
+
+_ENDINGS = {"packed": ".regrow", "onnx": ".onnx", "program": ".pt2"}
+
+
+def export(
+    what: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN|FILE")],
+    *,
+    to: Literal["packed", "onnx", "program"] | None = None,
+    out: Path | None = None,
+    shrink: bool = False,
+    round_to: int = 1,
+    dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32",
+    sparse: bool = False,
+) -> int:
+    """Write the model of a finished run to a file for somewhere else.
+
+    Args:
+        what: The folder of a run, or a model file (safetensors or packed).
+        to: packed is small and read by regrow.load; onnx runs anywhere; program is read by torch.export.load. None:
+            packed, or program for a shrunk network, whose layers no longer have their standard sizes.
+        out: The file. None: model.regrow, model.onnx or model.pt2 in the run's folder.
+        shrink: Remove pruned filters and all that only they fed; the outputs stay the same.
+        round_to: With --shrink, keep channel counts in multiples of this, for runtimes that like 8 or 16.
+        dtype: Precision of the weights in a packed file.
+        sparse: Store sparse weights of an ONNX file as sparse initializers: a smaller file, not a faster model.
+    """
+    from regrow.train.config import RecipeError
+
+    to = to or ("program" if shrink else "packed")
+    if dtype != "fp32" and to != "packed":
+        raise RecipeError(f"--dtype {dtype} is for packed files; --to {to} keeps fp32.")
+    if sparse and to != "onnx":
+        raise RecipeError(f"--sparse is for ONNX files, not for --to {to}.")
+    source = Path(what)
+    network = _network(source)
+    model = _shrunk(network, round_to) if shrink else network
+    folder = source if source.is_dir() else source.parent
+    path = out or folder / f"{'model' if source.is_dir() else source.stem}{_ENDINGS[to]}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(model, network, path, to, dtype, sparse)
+    dense = 4 * sum(parameter.numel() for parameter in network.parameters())
+    print(f"{path}: {path.stat().st_size:,} bytes (the dense weights in fp32: {dense:,})")
+    return 0
+
+
+def _network(source: Path) -> Network:
+    from regrow.deploy.pack import load
+    from regrow.models import Network
+    from regrow.train.files import FolderError
+
+    try:
+        model = load(source)
+    except FileNotFoundError as error:
+        raise FolderError(str(error)) from None
+    if not isinstance(model, Network):
+        raise FolderError(f"{source} does not say of which network its tensors are.")
+    return model.eval()
+
+
+def _shrunk(network: Network, round_to: int) -> nn.Module:
+    import regrow
+
+    small = regrow.shrink(network, _example(network), round_to=round_to)
+    print(regrow.shrink_report(small))
+    return small
+
+
+def _write(model: nn.Module, network: Network, path: Path, to: str, dtype: Dtype, sparse: bool) -> None:
+    if to == "packed":
+        from regrow.deploy.pack import save
+
+        save(model, path, dtype=dtype)
+    elif to == "onnx":
+        from regrow.deploy.onnx import to_onnx
+
+        to_onnx(model, _example(network), path, sparse=sparse)
+    else:
+        from regrow.deploy.program import to_program
+
+        to_program(model, _example(network), path)
+
+
+def _example(network: Network) -> Tensor:
+    import torch
+
+    return torch.randn(2, *network.architecture.input_shape, generator=torch.Generator().manual_seed(0))
