@@ -16,7 +16,7 @@ def cli(*arguments):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "filters"
-    options = ["--unit", "filter", "--sparsity", "0.5", "--epochs", "2", "--limit", "256", "--out", folder]
+    options = ["--unit", "filter", "--sparsity", "0.5", "--epochs", "2", "--every", "2", "--out", folder]
     done = cli("train", "digits", *options)
     assert done.returncode == 0, done.stderr
     return folder
