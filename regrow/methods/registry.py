@@ -30,7 +30,9 @@ def find_method(name: str) -> type[Pruner]:
                 raise TypeError(f"method {name!r} is {point.value}, which is no subclass of regrow.Pruner")
             return found
     known = method_names()
-    near = difflib.get_close_matches(_plain(name), [_plain(each) for each in known], 1, 0.5)
+    plain = [_plain(each) for each in known]
+    swapped = [each for each in plain if sorted(each) == sorted(_plain(name))]
+    near = swapped or difflib.get_close_matches(_plain(name), plain, 1, 0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"unknown method {name!r}.{hint} Known methods: {', '.join(known)}.")
 

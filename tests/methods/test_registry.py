@@ -32,9 +32,12 @@ def test_every_exported_method_is_known_and_bases_are_not():
     assert not {"Pruner", "Rewire"} & set(method_names())
 
 
-def test_a_misspelt_method_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match=r"unknown method 'rigel'. Did you mean 'rigl'\? Known methods: .*DPF"):
-        find_method("rigel")
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("rigel", "rigl"), ("dfp", "dpf"), ("spf", "sfp"), ("one_shoot", "oneshot")]
+)
+def test_a_misspelt_method_is_answered_with_the_nearest(typed, meant):
+    with pytest.raises(ValueError, match=rf"unknown method '{typed}'. Did you mean '{meant}'\? Known methods: .*DPF"):
+        find_method(typed)
 
 
 def test_options_are_those_that_the_class_takes():
