@@ -76,16 +76,19 @@ def _train(recipe: Recipe, folder: Path | None, save_every: float) -> int:
     from regrow.train.display import Display
     from regrow.train.run import run
     from regrow.train.signals import StoppedError
+    from regrow.train.tensorboard import TensorBoard, installed
 
-    display = Display()
+    display, board = Display(), TensorBoard()
     try:
-        run(recipe, folder, listeners=[display, _draw], save_every=save_every)
+        watching = [display, board, _draw] if installed() else [display, _draw]
+        run(recipe, folder, listeners=watching, save_every=save_every)
     except StoppedError as stopped:
         display.close()
         print(f"regrow: {stopped}, all saved. Go on with: regrow train --resume {stopped.folder}", file=sys.stderr)
         return 128 + stopped.signal
     finally:
         display.close()
+        board.close()
     return 0
 
 

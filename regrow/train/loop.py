@@ -54,15 +54,21 @@ class Phase:
 
 
 class Trainer:
-    """Trains as `recipe` says. `run` can be left after any step; a trainer made of its state goes on bit for bit."""
+    """Trains as `recipe` says. `run` can be left after any step; a trainer made of its state goes on bit for bit.
 
-    def __init__(self, recipe: Recipe, state: Mapping[str, Any] | None = None) -> None:
+    `sets` are images of one's own instead of those of `recipe.data`.
+    """
+
+    def __init__(
+        self, recipe: Recipe, state: Mapping[str, Any] | None = None, *, sets: parts.Sets | None = None
+    ) -> None:
         self.recipe = recipe
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
         self.device = parts.make_device(recipe)
-        self.model = parts.make_model(recipe)
-        self.sets = parts.make_sets(recipe)
+        # The network first: a misspelt one is noticed before minutes of decoding.
+        self.model = parts.make_model(recipe, sets.info if sets else None)
+        self.sets = sets or parts.make_sets(recipe)
         self._network: nn.Module = cast(nn.Module, torch.compile(self.model)) if recipe.compile else self.model
         self._losses: list[tuple[int, Tensor, int]] = []
         self.step, self.tally = 0, Tally()

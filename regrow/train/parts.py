@@ -53,9 +53,9 @@ def make_device(recipe: Recipe) -> torch.device:
     return torch.device(recipe.device)
 
 
-def make_model(recipe: Recipe) -> models.Network:
-    """Build the network with the initial weights that `seed` stands for, whatever was drawn before."""
-    info = data.info(recipe.data)
+def make_model(recipe: Recipe, info: Info | None = None) -> models.Network:
+    """Build the network for the recipe's data, or for what `info` says, with the initial weights of `seed`."""
+    info = info or data.info(recipe.data)
     options = {name: getattr(recipe, name) for name in ("width", "stem_stride", "growth")}
     given = {name: value for name, value in options.items() if value is not None}
     with torch.random.fork_rng(devices=[]):

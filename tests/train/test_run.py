@@ -13,7 +13,7 @@ from regrow.train.run import read_recipe, read_result, run
 
 QUICK = Recipe(data="digits", model="small", width=4, epochs=3, batch=256, threads=1)
 
-METHODS = ("dense", "dpf", "incremental", "oneshot", "snip", "dsr", "sparse-momentum", "set", "deepr", "rigl")
+METHODS = ("dense", "dpf", "incremental", "oneshot", "snip", "dsr", "sparse-momentum", "set", "deepr", "rigl", "sfp")
 
 
 def test_a_run_leaves_recipe_environment_metrics_model_and_result(tmp_path):

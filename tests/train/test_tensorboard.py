@@ -1,0 +1,35 @@
+import pytest
+
+from regrow.train.run import run
+from regrow.train.tensorboard import TensorBoard, installed
+from tests.train.test_run import QUICK
+
+pytestmark = pytest.mark.skipif(not installed(), reason="tensorboard is not installed")
+
+
+def curve(folder, name):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return {event.step: event.value for event in events.Scalars(name)}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_events_of_a_resumed_run_are_those_of_the_whole(tmp_path):
+    class EnoughError(Exception):
+        pass
+
+    def leave(event):
+        if getattr(event, "step", 0) == 8:
+            raise EnoughError
+
+    watcher = TensorBoard()
+    with pytest.raises(EnoughError):
+        run(QUICK, tmp_path / "run", listeners=[watcher, leave])
+    watcher.close()
+    result = run(QUICK, tmp_path / "run", listeners=[TensorBoard()])
+    top1 = curve(tmp_path / "run", "top1")
+    assert list(top1) == [1, 2, 3]
+    assert top1[3] == pytest.approx(result["top1"])
+    assert list(curve(tmp_path / "run", "layers/conv3.weight")) == [1, 2, 3]
