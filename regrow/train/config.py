@@ -39,7 +39,7 @@ class Recipe:
     growth: int | None = None
     """Growth rate of a DenseNet. None: as in its paper (12)."""
     method: str = "dpf"
-    """dpf, incremental, oneshot, snip, dsr, sparse-momentum, set, deepr, rigl, fixed (see masks) or dense (none)."""
+    """dpf, incremental, oneshot, snip, dsr, sparse-momentum, set, deepr, rigl, sfp, fixed (see masks) or dense."""
     sparsity: float = 0.9
     """Share of the targeted weights (or filters) that is pruned at the end."""
     every: int | None = None
