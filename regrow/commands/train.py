@@ -14,7 +14,7 @@ from regrow.train.catalog import load_recipe
 from regrow.train.config import Recipe
 
 if TYPE_CHECKING:
-    from regrow.train.events import Event
+    from regrow.train.events import Event, Listener
 
 
 class Fields(Recipe):
@@ -80,7 +80,7 @@ def _train(recipe: Recipe, folder: Path | None, save_every: float) -> int:
 
     display, board = Display(), TensorBoard()
     try:
-        watching = [display, board, _draw] if installed() else [display, _draw]
+        watching: list[Listener] = [display, board, _draw] if installed() else [display, _draw]
         run(recipe, folder, listeners=watching, save_every=save_every)
     except StoppedError as stopped:
         display.close()
