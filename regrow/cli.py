@@ -50,4 +50,6 @@ def _expected(error: Exception) -> bool:
     from regrow.train.files import FolderError
     from regrow.train.loop import DivergedError
 
+    if isinstance(error, ImportError):
+        return "regrow[" in str(error)  # an extra is not installed, and the message says which
     return isinstance(error, DataError | FormatError | FolderError | DivergedError)

@@ -12,6 +12,7 @@ from regrow.commands.env import env
 from regrow.commands.export import export
 from regrow.commands.inspect import inspect
 from regrow.commands.recipes import recipes
+from regrow.commands.report import report
 from regrow.commands.train import default_recipe, train_command
 from regrow.train.config import Recipe
 
@@ -35,6 +36,7 @@ def _commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
         "demo": demo,
         "recipes": recipes,
         "inspect": inspect,
+        "report": report,
         "export": export,
         "env": env,
         "completion": completion,

@@ -5,6 +5,8 @@
 """
 
 from regrow.report.files import can_draw
+from regrow.report.leaderboard import Published
+from regrow.report.page import write_report
 from regrow.report.plots import plot_run
 
-__all__ = ["can_draw", "plot_run"]
+__all__ = ["Published", "can_draw", "plot_run", "write_report"]

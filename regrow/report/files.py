@@ -32,7 +32,7 @@ def write_figures(figures: Iterable[Figure], folder: Path | str, formats: Iterab
 
 def to_svg(figure: Figure) -> str:
     """Return the figure as a picture on white, with its title and its legend."""
-    spec = {**figure.spec, "width": _WIDTH, "title": figure.title, "config": LIGHT.config(legend=True)}
+    spec = {**figure.spec, "width": _WIDTH, "title": figure.title, "config": LIGHT.config()}
     svg: str = vl_convert().vegalite_to_svg(spec, vl_version=vega_lite_version())
     return svg
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,9 +69,11 @@ class Task:
 
     @property
     def main_level(self) -> float | None:
-        """The sparsity at which most was tried, of several the highest."""
-        tried = [entry.group.level for entry in self.entries]
-        return max(self.levels, key=lambda level: (tried.count(level), level), default=None)
+        """The sparsity of most runs, of several the highest."""
+        runs = Counter[float | None]()
+        for entry in self.entries:
+            runs[entry.group.level] += 0 if entry.group.finetuned else len(entry.group.outcomes)
+        return max(self.levels, key=lambda level: (runs[level], level), default=None)
 
 
 def make_tasks(groups: Iterable[Group], runs: Iterable[Run]) -> list[Task]:
@@ -155,7 +158,8 @@ def _varying(groups: Sequence[Group], within: Callable[[Group], Any]) -> list[st
     names = [field.name for field in dataclasses.fields(Recipe) if field.name not in _NAMED_ELSEWHERE]
     seen: dict[tuple[str, Any], set[Any]] = {}
     for member in groups:
-        for name in names:
+        idle = idle_fields(member.recipe, finetuned=member.finetuned)
+        for name in (name for name in names if name not in idle):
             seen.setdefault((name, within(member)), set()).add(getattr(member.recipe, name))
     varying = {name for (name, _), values in seen.items() if len(values) > 1}
     return [name for name in names if name in varying]

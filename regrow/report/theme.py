@@ -20,8 +20,8 @@ class Theme:
     accent: str
     series: tuple[str, ...]
 
-    def config(self, *, legend: bool) -> dict[str, Any]:
-        """Return the Vega-Lite configuration; a page brings its own legend."""
+    def config(self) -> dict[str, Any]:
+        """Return the Vega-Lite configuration."""
         labels = {"labelColor": self.muted, "titleColor": self.text, "labelFontSize": 12, "titleFontSize": 12}
         return {
             "background": self.surface,
@@ -29,7 +29,7 @@ class Theme:
             "view": {"stroke": None},
             "axis": labels
             | {"gridColor": self.line, "domainColor": self.line, "tickColor": self.line, "titleFontWeight": "normal"},
-            "legend": labels | {"disable": not legend, "labelLimit": 320, "titleFontWeight": "normal"},
+            "legend": labels | {"labelLimit": 320, "titleFontWeight": "normal"},
             "rule": {"color": self.text},
             "title": {"color": self.text, "anchor": "start", "fontSize": 14},
             "range": {"category": list(self.series), "heatmap": {"scheme": "viridis"}},

@@ -127,7 +127,7 @@ def test_a_drawn_curve_has_its_line_and_its_legend(figures):
 
 
 def test_a_figure_is_the_same_every_time(runs, figures):
-    again = curve_figure(TRAINING[0], task_of(runs).entries, task_of(runs).series, 0.9)
+    again = curve_figure(TRAINING[0], task_of(runs).entries, task_of(runs).series, task_of(runs).main_level)
     assert json.dumps(again.spec) == json.dumps(figures["accuracy"].spec)
 
 

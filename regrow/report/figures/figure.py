@@ -40,6 +40,15 @@ class Figure:
                 each["value"] = value
         return Figure(self.name, self.title, self.caption, self.description, spec)
 
+    def without_legend(self) -> dict[str, Any]:
+        """Return the specification for a page that has a legend of its own."""
+        spec = copy.deepcopy(self.spec)
+        for layer in spec.get("layer", []):
+            for channel in layer["encoding"].values():
+                if isinstance(channel, dict) and channel.get("field") == "series":
+                    channel["legend"] = None
+        return spec
+
 
 def altair() -> Any:
     """Return the altair module, which is an optional dependency."""
@@ -55,7 +64,7 @@ def new_chart() -> Any:
     return altair().Chart(altair().NamedData(name="rows"))
 
 
-def finish(chart: Any, rows: Sequence[Mapping[str, Any]], *, height: Any = 260) -> dict[str, Any]:
+def finish(chart: Any, rows: Sequence[Mapping[str, Any]], *, height: int = 260) -> dict[str, Any]:
     """Return the specification of `chart` with its data, as wide as what it stands in; its looks are the theme's."""
     spec: dict[str, Any] = chart.properties(width="container", height=height).to_dict()
     spec["datasets"] = {"rows": list(rows)}

@@ -28,7 +28,7 @@ def layers_figure(entries: Sequence[Entry], chosen: float | None = None) -> Figu
     description = f"Sparsity of every layer against the epoch. {' '.join(map(_in_words, drawn))}"
     layers = max(len(entry.group.outcomes[0].records[-1]["layers"]) for entry in drawn)
     chart = _chart(first.label, layers).properties(description=description)
-    spec = finish(chart, rows, height={"step": 16 if layers < 60 else 9})
+    spec = finish(chart, rows, height=layers * (16 if layers < 60 else 9))
     return Figure("layers", "Sparsity of every layer", _CAPTION, description, spec)
 
 

@@ -15,14 +15,14 @@ _CAPTION = (
 
 
 def speed_figure(task: Task) -> Figure | None:
-    """Return the figure, or None where no epoch has ended."""
+    """Return the figure, or None where there are no two speeds to compare."""
     rows = _rows(task)
-    if not rows:
+    if len(rows) < 2:
         return None
     said = [f"{row['name']} {row['text']}" for row in rows]
     description = f"Images per second in training: {sentence(said)}"
     chart = _chart(task, [row["name"] for row in rows]).properties(description=description)
-    return Figure("speed", "Speed of training", _CAPTION, description, finish(chart, rows, height={"step": 24}))
+    return Figure("speed", "Speed of training", _CAPTION, description, finish(chart, rows, height=24 * len(rows)))
 
 
 def _rows(task: Task) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ def _chart(task: Task, names: list[str]) -> Any:
     y = alt.Y("name:N", title=None, sort=names, axis=alt.Axis(labelLimit=150, ticks=False, domain=False))
     base = new_chart().encode(y=y)
     bar = base.mark_bar(height={"band": 0.6}, opacity=0.85).encode(
-        x=alt.X("mean:Q", title="images per second", axis=alt.Axis(format="~s", tickCount=4)),
+        x=alt.X("mean:Q", title="images per second", axis=alt.Axis(format=",d", tickCount=4)),
         color=color.legend(None),
         tooltip=[
             alt.Tooltip("name:N", title="run"),

@@ -36,13 +36,14 @@ _CAPTION = (
 
 
 def tradeoff_figure(cost: Cost, task: Task) -> Figure | None:
-    """Return the figure, or None where nothing pruned is finished."""
+    """Return the figure, or None where fewer than two points could be compared."""
     rows = [row for entry in task.entries if entry.group.finished and (row := _row(cost, entry))]
-    if all(row["level"] is None for row in rows):
+    if len(rows) < 2 or all(row["level"] is None for row in rows):
         return None
     said = [f"{row['label']}: {row['accuracy']} % at {row['at']}" for row in rows]
     description = f"Accuracy (top-1, %) against {cost.axis}: {sentence(said)}"
-    chart = _chart(cost, task.series).properties(description=description)
+    dense = any(row["level"] is None for row in rows)
+    chart = _chart(cost, task.series, dense=dense).properties(description=description)
     return Figure(cost.name, cost.title, _CAPTION, description, finish(chart, rows))
 
 
@@ -68,7 +69,7 @@ def _spent(cost: Cost, spent: Summary) -> str:
     return quantity(spent.mean) if cost.logarithmic else f"{cost.scale * spent.mean:.2f} %"
 
 
-def _chart(cost: Cost, series: Sequence[str]) -> Any:
+def _chart(cost: Cost, series: Sequence[str], *, dense: bool) -> Any:
     alt = altair()
     color, dashes, shapes = series_scales(series, lines=False)
     scale = alt.Scale(type="log", nice=False, padding=20) if cost.logarithmic else alt.Scale(zero=False, padding=20)
@@ -85,14 +86,14 @@ def _chart(cost: Cost, series: Sequence[str]) -> Any:
     line = pruned.mark_line(aria=False).encode(y=y, strokeDash=dashes).add_params(zoom())
     bar = pruned.mark_rule(strokeWidth=1.5, aria=False).encode(y=alt.Y("low:Q", title="top-1, %"), y2="high:Q")
     point = pruned.mark_point(filled=True, size=70, opacity=1).encode(y=y, shape=shapes, tooltip=tooltip)
-    dense = (
+    beside = (
         new_chart()
         .transform_filter("datum.level == null")
         .mark_rule(strokeDash=[5, 4], strokeWidth=1.5)
         .encode(y=y, color=color, tooltip=tooltip)
     )
     return (
-        alt.layer(line, bar, point, dense)
+        alt.layer(line, bar, point, *([beside] if dense else []))
         .transform_filter(SHOWN)
         .add_params(alt.param(name="shown", value=list(series)))
     )

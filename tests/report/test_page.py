@@ -1,0 +1,225 @@
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from regrow.commands.report import in_the_paper
+from regrow.report import Published, write_report
+from regrow.train.config import Recipe
+from tests.report.browser import Browser, missing
+
+pytest.importorskip("altair", reason='reports need pip install "regrow[report]"')
+pytest.importorskip("vl_convert", reason='reports need pip install "regrow[report]"')
+
+
+class Outline(HTMLParser):
+    """Collects what the tests ask about a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self._open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in self._open:
+            while self._open.pop() != tag:
+                pass
+
+    def handle_data(self, data):
+        if self._open and data.strip():
+            self.texts.setdefault(self._open[-1], []).append(data.strip())
+
+
+@pytest.fixture(scope="module")
+def page(runs, tmp_path_factory):
+    """The report of the runs, with a repeated one and a published number."""
+    folder = tmp_path_factory.mktemp("report")
+    shutil.copytree(runs, folder / "runs")
+    shutil.copytree(runs / "dense", folder / "runs" / "dense <copy> & more")
+    published = {0.9: Published(90.88, 0.07, "300 epochs"), 0.5: Published(None, None, "300 epochs")}
+    return write_report(
+        [folder / "runs"],
+        folder / "report.html",
+        title="A <b>title</b>",
+        published=lambda recipe, finetuned: None if finetuned else published.get(recipe.sparsity),
+    )
+
+
+@pytest.fixture(scope="module")
+def outline(page):
+    return Outline(page.read_text(encoding="utf-8"))
+
+
+def test_the_page_loads_nothing_from_elsewhere(outline):
+    loaded = [value for _, attrs in outline.tags for name, value in attrs.items() if name in ("src", "href") and value]
+    assert loaded
+    assert all(value.startswith("#") for value in loaded)
+    (policy,) = (attrs["content"] for _, attrs in outline.tags if "http-equiv" in attrs)
+    assert policy.startswith("default-src 'none'")
+    assert not re.search(r"https?:", policy)
+
+
+def test_the_page_has_one_title_and_headings_without_gaps(outline):
+    levels = [int(tag[1]) for tag, _ in outline.tags if re.fullmatch(r"h\d", tag)]
+    assert levels.count(1) == 1
+    assert all(later <= earlier + 1 for earlier, later in itertools.pairwise(levels))
+
+
+def test_every_table_has_a_caption_and_every_control_a_label(outline):
+    tags = [tag for tag, _ in outline.tags]
+    assert tags.count("table") == tags.count("caption") > 3
+    for index, tag in enumerate(tags):
+        if tag in ("input", "select"):
+            assert tags[index - 1] == "label"
+    ids = [attrs["id"] for _, attrs in outline.tags if "id" in attrs]
+    assert len(set(ids)) == len(ids)
+    named = [attrs["aria-labelledby"] for _, attrs in outline.tags if "aria-labelledby" in attrs]
+    assert set(named) <= set(ids)
+
+
+def test_the_table_has_our_mean_beside_the_published_one_with_its_scale(outline):
+    cells = outline.texts["td"]
+    assert "90.88 ± 0.07" in cells
+    assert "did not converge" in cells
+    assert "300 epochs" in outline.texts["small"]
+    assert any(re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", text) for text in outline.texts["strong"])
+
+
+def test_what_runs_are_called_cannot_break_the_page(page, outline):
+    assert outline.texts["h1"] == ["A <b>title</b>"]
+    assert any("dense <copy> & more" in text for text in outline.texts["li"])
+
+
+def test_unfinished_and_repeated_runs_are_shown_as_such(outline):
+    assert "Not finished, and in no mean" in outline.texts["caption"]
+    assert any(text.endswith("unfinished") for text in outline.texts["th"])
+    assert "Repeated runs" in outline.texts["h2"]
+
+
+def test_the_recipe_and_the_environment_of_every_run_are_there(page, outline, tmp_path):
+    recipes = outline.texts["pre"]
+    assert len(recipes) == 5
+    (tmp_path / "recipe.toml").write_text(recipes[0])
+    assert Recipe.read(tmp_path / "recipe.toml").data == "digits"
+    assert "torch" in outline.texts["th"]
+
+
+def test_the_same_runs_give_the_same_page(page, tmp_path):
+    lookup = {0.9: Published(90.88, 0.07, "300 epochs"), 0.5: Published(None, None, "300 epochs")}
+    again = write_report(
+        [page.parent / "runs"],
+        tmp_path / "again.html",
+        title="A <b>title</b>",
+        published=lambda recipe, finetuned: None if finetuned else lookup.get(recipe.sparsity),
+    )
+    assert again.read_bytes() == page.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "finetuned", "said"),
+    [
+        (Recipe(data="cifar10", model="resnet20", method="dpf", sparsity=0.9), False, "90.88 ± 0.07 | 300 epochs"),
+        (Recipe(data="cifar10", model="resnet20", method="oneshot"), True, "90.18 ± 0.12 | 300 + 60 epochs"),
+        (Recipe(data="cifar10", model="resnet20", method="dense"), False, "92.48 ± 0.20 | 300 epochs"),
+        (Recipe(data="imagenet", model="resnet50", method="incremental", sparsity=0.8), False, "74.25 | 90 epochs"),
+        (Recipe(data="cifar10", model="resnet20", width=8), False, None),
+        (Recipe(data="cifar10", model="resnet20", holdout=5000), False, None),
+        (Recipe(data="cifar10", model="resnet8"), False, None),
+        (Recipe(data="cifar100", model="resnet20"), False, None),
+        (Recipe(data="cifar10", model="resnet20", sparsity=0.123), False, None),
+    ],
+)
+def test_the_papers_number_is_that_of_the_same_setting_or_none(recipe, finetuned, said):
+    found = in_the_paper(recipe, finetuned)
+    assert (f"{found} | {found.scale}" if found else None) == said
+
+
+def test_the_command_writes_page_and_figures(runs, tmp_path):
+    command = [sys.executable, "-m", "regrow", "report", str(runs / "dpf90-s0"), "-o", str(tmp_path / "page.html")]
+    ended = subprocess.run(
+        [*command, "--figures", str(tmp_path / "figures")], check=True, capture_output=True, text=True
+    )
+    assert str(tmp_path / "page.html") in ended.stdout
+    assert (tmp_path / "page.html").stat().st_size > 500_000
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".svg", ".png", ".pdf"}
+
+
+def test_a_folder_without_runs_is_explained_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "regrow", "report", str(tmp_path), "-o", str(tmp_path / "page.html")]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert ended.stderr.startswith("regrow: there is no run in")
+    assert not (tmp_path / "page.html").exists()
+
+
+INK = """
+return [...document.querySelectorAll('.chart')].map(chart => {
+    const marks = [...chart.querySelectorAll('svg .mark-line path, svg .mark-rect path, svg .mark-symbol path')];
+    const box = chart.querySelector('svg').getBoundingClientRect();
+    return [chart.id, marks.filter(mark => mark.getAttribute('d')).length, box.width, box.height];
+});
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_a_browser_draws_every_figure_and_complains_about_nothing(page, tmp_path):
+    with Browser(tmp_path) as browser:
+        for look in ({"width": 1280}, {"width": 1280, "dark": True}, {"width": 390, "phone": True}):
+            browser.look(**look)
+            browser.open(page)
+            browser.wait_for("document.documentElement.dataset.drawn")
+            drawn = browser.evaluate(INK)
+            assert len(drawn) == 12
+            for name, marks, width, height in drawn:
+                assert marks > 0, f"{name} is empty"
+                assert width > 250, name
+                assert height > 60, name
+            assert browser.evaluate("return document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+            background = browser.evaluate("return getComputedStyle(document.documentElement).backgroundColor")
+            assert background == ("rgb(15, 18, 22)" if look.get("dark") else "rgb(245, 246, 248)")
+        assert browser.messages() == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_the_controls_of_the_page_change_its_figures(page, tmp_path):
+    lines = "return document.querySelectorAll('figure.accuracy .mark-line path[d]').length"
+    with Browser(tmp_path) as browser:
+        browser.look(width=1280)
+        browser.open(page)
+        browser.wait_for("document.documentElement.dataset.drawn")
+        shown = browser.evaluate("return [...document.querySelectorAll('input[name=shown]')].map(box => box.value)")
+        assert set(shown) == {"Dense", "DPF", "DPF + FT", "OneShot"}
+        assert browser.evaluate("return document.querySelector('select[name=level]').value") == "0.9"
+        assert browser.evaluate(lines) == 3, "dense, DPF and one-shot"
+        browser.evaluate("document.querySelector('input[value=Dense]').click()")
+        browser.wait_for(f"(() => {{ {lines} }})() === 2")
+        level = "const level = document.querySelector('select[name=level]'); level.value = '0.5';"
+        browser.evaluate(level + "level.dispatchEvent(new Event('change', {bubbles: true}))")
+        browser.wait_for("document.querySelectorAll('figure.accuracy .mark-line path[d]').length === 2")
+        browser.evaluate("document.querySelector('button[data-all=true]').click()")
+        browser.wait_for("document.querySelectorAll('figure.accuracy .mark-line path[d]').length === 3")
+        browser.look(width=1280, dark=True)
+        browser.wait_for("document.querySelector('figure.accuracy svg .background').getAttribute('fill') !== '#ffffff'")
+        browser.wait_for("document.documentElement.dataset.drawn")
+        assert browser.evaluate(lines) == 3, "the choice survives a change of the mode"
+        assert browser.messages() == []
+
+
+def test_the_page_holds_the_data_once_and_in_a_form_that_ends_no_script(page):
+    text = page.read_text(encoding="utf-8")
+    (payload,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    assert "<" not in payload
+    assert len(json.loads(payload)["figures"]) == 12
