@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 from regrow.core import agreement
 from regrow.core.attach import check_held, hookable, is_pretence
 from regrow.core.budget import Budget, Scope
+from regrow.core.channels import companions
 from regrow.core.decay import DecayAtPruned, at_pruned
 from regrow.core.masks import Masks
 from regrow.core.schedule import Schedule, as_schedule, check_every
@@ -51,7 +53,7 @@ class Pruner:
     """The life that all methods share; a method says what it remembers and what the next masks are."""
 
     memory: ClassVar[Memory] = Memory.FORGET
-    shared: ClassVar[tuple[str, ...]] = ("every", "unit", "criterion")
+    shared: ClassVar[tuple[str, ...]] = ("every", "unit", "criterion", "channels")
     """The options that a saved run and the one that continues it must have in common."""
 
     def __init__(
@@ -64,6 +66,7 @@ class Pruner:
         scope: Scope = "global",
         unit: str = "weight",
         criterion: Criterion = "l2",
+        channels: bool = False,
         targets: TargetSpec = None,
         include_last: bool = False,
         floor: int = 0,
@@ -74,16 +77,23 @@ class Pruner:
         self.units = parse_unit(unit, criterion)
         self.schedule = as_schedule(sparsity)
         self.units.check(self.schedule)
-        self.every, self.unit, self.criterion = every, unit, criterion
+        if channels and unit != "filter":
+            raise ValueError(
+                f"channels=True takes bias and batch norm along with unit='filter', not with unit={unit!r}"
+            )
+        self.every, self.unit, self.criterion, self.channels = every, unit, criterion, channels
         self.budget = Budget(scope, floor)
         self.optimizer = hookable(optimizer)
         found = find_targets(model, targets, include_last=include_last)
-        self.targets = {target.name: target for target in self.units.usable(found, targets is not None)}
-        check_held(self.targets.values(), self.optimizer, _taken(self.optimizer))
+        found = self.units.usable(model, found, targets is not None)
+        self.targets = {target.name: target for target in found}
+        self._companions = companions(model, found) if channels else {}
+        held = [*found, *chain.from_iterable(self._companions.values())]
+        check_held(held, self.optimizer, _taken(self.optimizer))
         self._decay = DecayAtPruned(self.optimizer) if at_pruned(decay) else None
         self._group = group
         self._memory = self.memory
-        self._weights = {name: self.hold(target) for name, target in self.targets.items()}
+        self._weights = {target.name: self.hold(target) for target in held}
         self._shown = self._frozen = self._agreed = self._uncounted = False
         self._collapsed: set[str] = set()
         self.step = self.flips = 0
@@ -133,7 +143,7 @@ class Pruner:
     @property
     def weights(self) -> dict[str, Tensor]:
         """The weights that are trained: dense for methods that keep what they pruned."""
-        return {name: weight.source for name, weight in self._weights.items()}
+        return {name: self._weights[name].source for name in self.targets}
 
     # What a user sees
 
@@ -165,7 +175,7 @@ class Pruner:
             delta=error / whole if whole else 0.0,
             flips=self.flips,
             layers=layers,
-            collapsed=tuple(name for name, sparsity in layers.items() if sparsity == 1),
+            collapsed=tuple(name for name in self.targets if layers[name] == 1),
         )
 
     @contextmanager
@@ -276,7 +286,7 @@ class Pruner:
         if self._memory is Memory.FORGET:
             self._hide()  # momentum has moved what is pruned: it counts as zero and grows back from zero
         self.flips = 0
-        for name, mask in self.next_masks(self.step):
+        for name, mask in self._with_companions(self.next_masks(self.step)):
             weight = self._weights[name]
             self.flips += int(torch.count_nonzero(mask != weight.mask))
             weight.mask.copy_(mask)
@@ -284,8 +294,14 @@ class Pruner:
             if self._memory is Memory.SOFT:
                 weight.hide()
 
+    def _with_companions(self, masks: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, mask in masks:
+            yield name, mask
+            for companion in self._companions.get(name, ()):
+                yield companion.name, self.units.whole(self.targets[name], mask)
+
     def _warn_if_collapsed(self, name: str, mask: Tensor) -> None:
-        if name not in self._collapsed and not torch.count_nonzero(mask):
+        if name in self.targets and name not in self._collapsed and not torch.count_nonzero(mask):
             self._collapsed.add(name)
             warnings.warn(
                 f"all of {name} is pruned at step {self.step}. Nothing is protected by default; floor=1 keeps one unit "

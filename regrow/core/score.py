@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Criterion = Literal["l2", "l1", "rms", "fpgm"]
+Criterion = Literal["l2", "l1", "rms", "fpgm", "bn"]
+"""How filters are ranked; "bn" is the scale of the batch norm that follows (Liu et al. 2017)."""
 
 
 def alive(score: Tensor, mask: Tensor) -> Tensor:
@@ -40,4 +41,4 @@ def fpgm(rows: Tensor) -> Tensor:
     return torch.cdist(rows.float(), rows.float()).sum(1)
 
 
-CRITERIA: dict[Criterion, Callable[[Tensor], Tensor]] = {"l2": l2, "l1": l1, "rms": rms, "fpgm": fpgm}
+CRITERIA: dict[str, Callable[[Tensor], Tensor]] = {"l2": l2, "l1": l1, "rms": rms, "fpgm": fpgm}

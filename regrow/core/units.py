@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter
 
+from regrow.core.channels import norm_scales
 from regrow.core.schedule import Schedule
 from regrow.core.score import CRITERIA, Criterion, alive
 from regrow.core.targets import Target
@@ -18,7 +21,7 @@ from regrow.core.targets import Target
 class Units:
     """Every weight for itself."""
 
-    def usable(self, targets: Sequence[Target], chosen: bool) -> list[Target]:
+    def usable(self, model: nn.Module, targets: Sequence[Target], chosen: bool) -> list[Target]:
         """Return the targets that consist of such units; those that were `chosen` by name must."""
         return list(targets)
 
@@ -47,13 +50,22 @@ class Filters(Units):
     """Output filters (rows of a linear layer)."""
 
     criterion: Criterion = "l2"
+    scales: dict[str, Parameter] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.criterion not in CRITERIA:
-            raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}, got {self.criterion!r}")
+        if self.criterion not in get_args(Criterion):
+            raise ValueError(f"criterion must be one of {', '.join(get_args(Criterion))}, got {self.criterion!r}")
+
+    def usable(self, model: nn.Module, targets: Sequence[Target], chosen: bool) -> list[Target]:
+        """Find the batch norms if it is they who decide."""
+        if self.criterion == "bn":
+            self.scales.update(norm_scales(model, targets))
+        return list(targets)
 
     def scores(self, target: Target, score: Tensor) -> Tensor:
         """Return one score per filter."""
+        if self.criterion == "bn":
+            return self.scales[target.name].detach()
         return CRITERIA[self.criterion](_rows(target, score))
 
     def whole(self, target: Target, mask: Tensor) -> Tensor:
@@ -78,7 +90,7 @@ class Groups(Units):
     n: int
     m: int
 
-    def usable(self, targets: Sequence[Target], chosen: bool) -> list[Target]:
+    def usable(self, model: nn.Module, targets: Sequence[Target], chosen: bool) -> list[Target]:
         """Leave out layers whose input channels do not divide into groups of M."""
         odd = [target for target in targets if target.param.shape[1 - target.out_dim] % self.m]
         if odd and (chosen or len(odd) == len(targets)):

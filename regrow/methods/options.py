@@ -16,13 +16,29 @@ class Options(TypedDict, total=False):
     """The options of `Pruner` that a magnitude method leaves as they are."""
 
     scope: Scope
+    """How many survive where: see `regrow.core.budget.Budget`."""
     unit: str
+    """What is pruned as one: "weight", "filter", or N:M such as "2:4" along the input channels."""
     criterion: Criterion
+    """How filters are ranked: by l2, l1 or rms of their weights, by distance to the others (fpgm), by the scale of the
+    batch norm that follows (bn)."""
+    channels: bool
+    """With unit="filter", also mask the filter's bias and scale and shift of the batch norm that directly follows.
+
+    Without it a pruned filter's channel still emits a constant, what the norm's shift makes of zero, and DPF's feedback
+    reaches the filter. With it the channel is exactly zero and so is the filter's gradient, which passes through the
+    scale: what is pruned can only come back if others become smaller.
+    """
     targets: TargetSpec
+    """Names, globs or a predicate; by default every convolution and linear layer."""
     include_last: bool
+    """Whether the last linear layer is among the default targets."""
     floor: int
+    """How many units of every layer are never pruned."""
     decay: Decay
+    """Whether weight decay acts on the dense or on the pruned weights."""
     group: dist.ProcessGroup | None
+    """The processes that train the same model; by default all."""
 
 
 def needed(method: object, value: int | None, name: str, meaning: str) -> int:

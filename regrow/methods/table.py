@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, get_type_hints
 
 from regrow.core.weights import Memory
 from regrow.methods.dense import Dense
 from regrow.methods.lottery import LotteryTicket
+from regrow.methods.options import Options
 from regrow.methods.registry import find_method, method_names, method_options
+from regrow.methods.rewire import RewireOptions
 
-_COMMON = {"sparsity", "scope", "unit", "criterion", "targets", "include_last", "floor", "decay", "group", "seed"}
+_COMMON = {*get_type_hints(Options), *get_type_hints(RewireOptions), "sparsity"}
 _MEMORY = {Memory.KEEP: "keep (feedback)", Memory.FORGET: "forget (zero)", Memory.SOFT: "soft (free to grow)"}
 _BUDGET = {"global": "one count over all layers", "layer": "uniform", "er": "Erdős–Rényi", "erk": "Erdős–Rényi kernel"}
 _NOTE = "<!-- Made by `python -m regrow.methods.table`; edit the classes, not this file. -->"

@@ -90,7 +90,7 @@ def test_groups_that_lose_least_are_converted_first():
         ({"unit": "20:40", "sparsity": 0.5}, "in multiples of 40, but 0.weight has 1"),
         (
             {"unit": "filter", "criterion": "l3", "sparsity": 0.5},
-            "criterion must be one of l2, l1, rms, fpgm, got 'l3'",
+            "criterion must be one of l2, l1, rms, fpgm, bn, got 'l3'",
         ),
     ],
 )
