@@ -20,7 +20,7 @@ from regrow.train.config import Recipe
 from regrow.train.loop import Trainer
 
 BAR = 0.98
-STEPS, ROUNDS = 6, 12
+STEPS, ROUNDS = 6, 10
 RECIPE = Recipe(data="cifar10", batch=128, channels_last=True, threads=1, epochs=10_000, lr=0.01, ramp_end=0)
 NETWORKS = {"resnet8, stride-2 stem": {"model": "resnet8", "stem_stride": 2}, "resnet20": {"model": "resnet20"}}
 

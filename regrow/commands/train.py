@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -81,7 +82,9 @@ def _train(recipe: Recipe, folder: Path | None, save_every: float) -> int:
     display, board = Display(), TensorBoard()
     try:
         watching: list[Listener] = [display, board, _draw] if installed() else [display, _draw]
-        run(recipe, folder, listeners=watching, save_every=save_every)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *where, **how: display.warn(str(message))
+            run(recipe, folder, listeners=watching, save_every=save_every)
     except StoppedError as stopped:
         display.close()
         print(f"regrow: {stopped}, all saved. Go on with: regrow train --resume {stopped.folder}", file=sys.stderr)

@@ -46,12 +46,17 @@ class Display:
             case EpochEnded():
                 if event.record["epoch"] % self._lines_every == 0:
                     self.console.print(self._epoch_line(event.record), soft_wrap=True)
-                self._progress.update(self._task, description=f"epoch {event.record['epoch'] + 1}/{self._epochs}")
+                upcoming = min(event.record["epoch"] + 1, self._epochs)
+                self._progress.update(self._task, description=f"epoch {upcoming}/{self._epochs}")
             case Finished():
                 self.close()
                 if self._tables:
                     self.console.print(result_table(event.result))
                     self.console.print(f"files in {event.folder}", soft_wrap=True)
+
+    def warn(self, message: str) -> None:
+        """Show a warning above the bar."""
+        self.console.print(f"warning: {message}", style="yellow", soft_wrap=True)
 
     def close(self) -> None:
         """Take the bar away."""
@@ -89,7 +94,7 @@ def start_table(event: Started) -> Table:
     table = _facts(title(recipe))
     table.add_row("layers", f"{len(costs.layers)}, {targeted} of them targeted")
     table.add_row("parameters", f"{costs.parameters:,}, {costs.targeted:,} of them targeted")
-    table.add_row("MACs", f"{costs.macs / 1e6:,.1f} M per image")
+    table.add_row("MACs", f"{short(costs.macs)} per image")
     if recipe.method != "dense":
         table.add_row("sparsity", _sparsity(recipe))
     table.add_row("training", _training(recipe, event.steps_per_epoch))
@@ -110,7 +115,7 @@ def result_table(result: dict[str, Any]) -> Table:
         table.add_row("top-5", f"{result['top5']:.2f} %{on}")
     table.add_row("sparsity", f"{100 * result['sparsity']:.2f} % of the targeted weights")
     table.add_row("parameters", f"{result['nonzeros']:,} left of {result['parameters']:,}")
-    table.add_row("MACs", f"{result['macs_kept'] / 1e6:,.2f} M left of {result['macs'] / 1e6:,.2f} M")
+    table.add_row("MACs", f"{short(result['macs_kept'])} left of {short(result['macs'])}")
     return table
 
 
@@ -131,6 +136,18 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02} m"
     return f"{minutes} m {rest:02} s" if minutes else f"{rest} s"
+
+
+def short(count: int) -> str:
+    """Return a large number in the unit that fits it.
+
+    >>> short(40_812_544), short(162_688)
+    ('40.8 M', '162.7 k')
+    """
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return str(count)
 
 
 def _facts(heading: str) -> Table:
