@@ -31,7 +31,7 @@ def tuned_tiles(plan: Schedule, library: Library, shapes: tuple[tuple[int, ...],
     """
     problems = [problem_of(step, plan.lanes) for step in conv_steps(plan)]
     path = cache_folder() / f"tiles-{_key(problems, library)}.json"
-    known = _read(path, len(problems))
+    known = _read(path, problems)
     if known is not None:
         return known
     best = _measure(plan, library, shapes, problems)
@@ -43,13 +43,14 @@ def _key(problems: Sequence[Problem], library: Library) -> str:
     return hashlib.sha256(f"{library.key}{problems}".encode()).hexdigest()[:20]
 
 
-def _read(path: Path, expected: int) -> tuple[Tile, ...] | None:
+def _read(path: Path, problems: Sequence[Problem]) -> tuple[Tile, ...] | None:
     """What is in the cache; a file that makes no sense counts as missing."""
     try:
         tiles = tuple(Tile(*(int(number) for number in tile)) for tile in json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    return tiles if len(tiles) == expected else None
+    fits = len(tiles) == len(problems) and all(tile in candidates(p) for tile, p in zip(tiles, problems, strict=True))
+    return tiles if fits else None
 
 
 def _measure(

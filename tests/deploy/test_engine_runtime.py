@@ -1,0 +1,116 @@
+"""How compiled models behave in a process: threads, calls at the same time, memory, and what is kept on disk."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import regrow
+from regrow.deploy.engine import build as kernels
+from regrow.deploy.engine.build import load_library
+from regrow.deploy.engine.capture import capture
+from regrow.deploy.engine.compiler import native_runner
+from regrow.deploy.engine.fuse import fuse
+from regrow.models import build
+from tests.deploy.networks import sparsify
+
+
+def sparse(name: str = "resnet8", density: float = 0.1) -> nn.Module:
+    torch.manual_seed(0)
+    model = build(name).eval()
+    sparsify(model, density, torch.Generator().manual_seed(1))
+    return model
+
+
+@pytest.mark.parametrize("name", ["resnet8", "densenet22", "small"])
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_together_give_what_one_gives(name: str, threads: int) -> None:
+    model = sparse(name)
+    x = torch.randn(7, 3, 32, 32)
+    one = regrow.compile(model, x, tune=False)
+    several = regrow.compile(model, x, tune=False, threads=threads)
+    for images in (1, 2, 3, 7):
+        torch.testing.assert_close(several(x[:images]), one(x[:images]), rtol=1e-5, atol=1e-5)
+
+
+def test_no_threads_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        regrow.compile(nn.Linear(3, 4), torch.randn(1, 3), threads=0)
+
+
+def test_calls_at_the_same_time_do_not_disturb_each_other() -> None:
+    models = [sparse("resnet8"), sparse("small"), sparse("resnet8", density=0.5)]
+    x = torch.randn(16, 1, 3, 32, 32)
+    compiled = [regrow.compile(model, x[0], tune=False, threads=1 + number % 2) for number, model in enumerate(models)]
+    expected = [[model(one) for one in x] for model in compiled]
+    jobs = [(m, i) for _ in range(4) for m in range(len(models)) for i in range(len(x))]
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda job: compiled[job[0]](x[job[1]]), jobs))
+    assert all(torch.equal(y, expected[m][i]) for (m, i), y in zip(jobs, results, strict=True))
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to see the memory in use")
+def test_ten_thousand_calls_leak_nothing() -> None:
+    compiled = regrow.compile(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.randn(1, 3, 8, 8), tune=False)
+    x = torch.randn(2, 3, 8, 8)
+    for _ in range(1000):
+        compiled(x)
+    before = resident()
+    for _ in range(10_000):
+        compiled(x)
+    assert resident() - before < 1 << 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to see the memory in use")
+def test_models_that_are_dropped_give_back_memory_and_threads() -> None:
+    x, y = torch.randn(1, 3, 64, 64), torch.empty(1, 64, 62, 62)
+    graph = fuse(capture(nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU()).eval(), x))
+    for round_ in range(30):
+        native_runner(graph, load_library(), threads=2).run(x, y)
+        gc.collect()
+        if round_ == 9:
+            before = resident(), len(list(Path("/proc/self/task").iterdir()))
+    assert resident() - before[0] < 8 << 20
+    assert len(list(Path("/proc/self/task").iterdir())) <= before[1]
+
+
+def test_kernels_are_built_once_and_tuning_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGROW_CACHE", str(tmp_path))
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.randn(1, 3, 8, 8)
+    first = regrow.compile(model, x)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert sorted(path.suffix for path in files) == [".json", ".so"]
+    second = regrow.compile(model, x)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == files
+    assert torch.equal(first(x), second(x))
+    tuned = next(path for path in files if path.suffix == ".json")
+    for damaged in ("", "[[1]]", "[]", '{"a": 1}', "[[9, 9, 9, 9]]", "[[1, 1, 1, 0]]"):
+        tuned.write_text(damaged)
+        torch.testing.assert_close(regrow.compile(model, x)(x), first(x))
+
+
+def test_processes_that_build_at_the_same_time_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGROW_CACHE", str(tmp_path))
+    monkeypatch.setattr(kernels, "SHAPES", kernels.SHAPES[:1])
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(load_library())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({library.key for library in found}) == 1
+    assert len(list(tmp_path.iterdir())) == 1
