@@ -61,19 +61,36 @@ struct activate {
     float low, high; /* of CLAMP */
 };
 
-/* A convolution's non-zero weight: where the pixel it multiplies lies, relative to the tile's corner, in bytes. */
+/* A weight that is not zero: where the pixel it multiplies lies, relative to the tile's corner, and its value. The
+ * offset is in bytes, or in vectors (for features: in floats) when weights are stored in 16 or 8 bits. */
+#ifndef WEIGHT_BITS
+#define WEIGHT_BITS 32
+#endif
+#if WEIGHT_BITS == 32
 struct entry {
     uint32_t offset;
     float value;
 };
+#elif WEIGHT_BITS == 16
+struct entry {
+    uint16_t offset, value;
+};
+#else
+struct entry {
+    uint16_t offset;
+    int8_t value; /* in units of the channel's `step` */
+} __attribute__((packed));
+#endif
 
 struct conv {
     struct planes in, out, residual, tail;
     int64_t entries;                /* struct entry, in the order in which they are walked */
     int64_t starts;                 /* int32: where each (block, group) starts in entries, in steps of `together` */
+    int64_t bases;                  /* int32: where each block's first channel lies, in bytes */
     int64_t order;                  /* int32: the output channel of each (block, group, member), `channels` for none */
     int64_t parts;                  /* int32: the first group of each thread, when threads share the channels */
-    int64_t bias, scale, shift;     /* float per output channel; scale and shift belong to the tail */
+    int64_t bias, step;             /* float per output channel; step: what 8-bit weights are counted in */
+    int64_t scale, shift;           /* float per output channel, of the tail */
     int64_t mask;                   /* ivec per pixel vector, if the regions are larger than the image */
     int64_t scratch;                /* in the arena: partial sums between blocks of input channels */
     int32_t rows, cols;             /* of the output's region */
@@ -127,7 +144,7 @@ struct mean {
 
 /* Features to features. Dense weights are stored by blocks of LANES outputs, column by column. */
 struct linear {
-    int64_t in, out, weights, starts, bias;
+    int64_t in, out, weights, starts, bias, step;
     int32_t inputs, outputs, dense;
     struct activate act;
 };
@@ -266,10 +283,27 @@ struct area {
     int first_group, last_group;
 };
 
-/* Reads a weight with one load: the second half of the 64 bits goes straight from a register to all lanes. */
+#if WEIGHT_BITS == 16
+/* Half to single precision: shift the bits into place, and let a product correct the exponent. */
+INLINE float widen(uint16_t half)
+{
+    const uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
+    float f;
+    memcpy(&f, &magnitude, sizeof f);
+    return half & 0x8000 ? f * -0x1p112f : f * 0x1p112f;
+}
+#else
+INLINE float widen(float value) { return value; }
+#endif
+
+/* Reads a weight, and finds the pixel that it multiplies. */
 INLINE vec read_entry(const struct entry *e, const char *corner, const char **pixel)
 {
-#ifdef __AVX512F__
+#if WEIGHT_BITS != 32
+    *pixel = corner + (uint32_t)e->offset * VECTOR;
+    return splat(widen(e->value));
+#elif defined(__AVX512F__)
+    /* One load instead of two: the second half of the 64 bits goes from a register straight to all lanes. */
     uint64_t bits;
     memcpy(&bits, e, sizeof bits);
     *pixel = corner + (uint32_t)bits;
@@ -308,6 +342,10 @@ INLINE void finish(const struct conv *op, const struct activate *acts, const cha
     const int n = down * across;
     vec v[MAX_SUMS];
     EACH(i, n) v[i] = sums[i];
+#if WEIGHT_BITS == 8
+    const float *step = (const float *)(constants + op->step), *bias = (const float *)(constants + op->bias);
+    EACH(i, n) v[i] = v[i] * step[channel] + bias[channel];
+#endif
     if (op->residual.at != ABSENT) {
         const char *r = at->residual + channel * op->residual.pitch;
         EACH(i, n) v[i] += load(CELL(r, i, op->residual.row));
@@ -372,6 +410,7 @@ INLINE void conv_tiles(const struct conv *given, const struct frame *f, const st
             const int32_t *end_of = (const int32_t *)(constants + op.starts) + block * op.groups + 1;
             const int32_t *members = (const int32_t *)(constants + op.order) + (block * op.groups + first_group) * together;
             const struct entry *e = entries + (int64_t)end_of[first_group - 1] * together;
+            const int32_t base = ((const int32_t *)(constants + op.bases))[block];
             for (int group = first_group; group < last_group; group++, members += together) {
                 const struct entry *end = entries + (int64_t)end_of[group] * together;
                 int64_t channel[MAX_SUMS];
@@ -379,14 +418,14 @@ INLINE void conv_tiles(const struct conv *given, const struct frame *f, const st
                 EACH(m, together) {
                     channel[m] = members[m];
                     if (block == 0) {
-                        const vec b = splat(bias[channel[m]]);
+                        const vec b = splat(WEIGHT_BITS == 8 ? 0 : bias[channel[m]]);
                         EACH(i, n) sums[m * n + i] = b;
                     } else {
                         const char *partial = scratch + channel[m] * n * VECTOR;
                         EACH(i, n) sums[m * n + i] = load(partial + i * VECTOR);
                     }
                 }
-                const char *corner = at.in;
+                const char *corner = at.in + base;
                 intptr_t step = (intptr_t)op.stride_rows * op.in.row;
                 OPAQUE(corner);
                 OPAQUE(step);
@@ -539,42 +578,63 @@ static void run_mean(const struct mean *op, const struct frame *f)
     }
 }
 
+INLINE float feature(const char *in, const struct entry *e)
+{
+    return *(const float *)(in + (WEIGHT_BITS == 32 ? 1 : sizeof(float)) * e->offset);
+}
+
 /* One output of a sparse layer: four sums, because each multiply-add waits for the one before. */
 static float sparse_dot(const struct entry *e, const struct entry *end, const char *in)
 {
-    float a = 0, b = 0, c = 0, d = 0;
-    for (; e + 4 <= end; e += 4) {
-        a += e[0].value * *(const float *)(in + e[0].offset);
-        b += e[1].value * *(const float *)(in + e[1].offset);
-        c += e[2].value * *(const float *)(in + e[2].offset);
-        d += e[3].value * *(const float *)(in + e[3].offset);
+    float sum[4] = {0};
+    for (; end - e >= 4; e += 4)
+        for (int i = 0; i < 4; i++) sum[i] += widen(e[i].value) * feature(in, e + i);
+    for (; e < end; e++) sum[0] += widen(e->value) * feature(in, e);
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+#if WEIGHT_BITS == 32
+typedef float weight;
+#elif WEIGHT_BITS == 16
+typedef uint16_t weight;
+#else
+typedef int8_t weight;
+#endif
+
+/* LANES outputs of a dense layer; two sums for the same reason. */
+static vec dense_dot(const weight *w, const float *x, int inputs)
+{
+    vec sum[2] = {splat(0), splat(0)};
+    for (int i = 0; i < inputs; i++, w += LANES) {
+#if WEIGHT_BITS == 32
+        sum[i % 2] += load((const char *)w) * x[i];
+#else
+        vec v;
+        for (int l = 0; l < LANES; l++) v[l] = widen(w[l]);
+        sum[i % 2] += v * x[i];
+#endif
     }
-    for (; e < end; e++) a += e->value * *(const float *)(in + e->offset);
-    return (a + b) + (c + d);
+    return sum[0] + sum[1];
 }
 
 static void run_linear(const struct linear *op, const struct frame *f)
 {
     const char *in = locate(f, op->in), *weights = f->constants + op->weights;
-    const float *bias = (const float *)(f->constants + op->bias), *x = (const float *)in;
     const int32_t *starts = (const int32_t *)(f->constants + op->starts);
     const struct share s = share_of(f, (op->outputs + LANES - 1) / LANES);
     float *out = (float *)locate(f, op->out);
     for (int block = s.first; block < s.last; block++) {
         const int first = block * LANES, count = op->outputs - first < LANES ? op->outputs - first : LANES;
+        const int64_t at = (int64_t)first * (int)sizeof(float);
         vec v = splat(0);
         if (op->dense) {
-            const char *w = weights + (int64_t)block * op->inputs * VECTOR;
-            vec u = v;
-            int i = 0;
-            for (; i + 2 <= op->inputs; i += 2, w += 2 * VECTOR) v += load(w) * x[i], u += load(w + VECTOR) * x[i + 1];
-            if (i < op->inputs) v += load(w) * x[i];
-            v += u;
+            v = dense_dot((const weight *)weights + (int64_t)first * op->inputs, (const float *)in, op->inputs);
         } else {
-            const struct entry *entries = (const struct entry *)weights;
-            for (int l = 0; l < count; l++) v[l] = sparse_dot(entries + starts[first + l], entries + starts[first + l + 1], in);
+            const struct entry *e = (const struct entry *)weights;
+            for (int l = 0; l < count; l++) v[l] = sparse_dot(e + starts[first + l], e + starts[first + l + 1], in);
         }
-        v += load((const char *)(bias + first));
+        if (WEIGHT_BITS == 8) v *= load(f->constants + op->step + at);
+        v += load(f->constants + op->bias + at);
         activate(&v, 1, &op->act);
         memcpy(out + first, &v, (size_t)count * sizeof *out);
     }

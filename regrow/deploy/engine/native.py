@@ -28,7 +28,8 @@ class Conv(ctypes.Structure):
 
     _fields_: ClassVar[Fields] = [
         *((name, Planes) for name in ("in_", "out", "residual", "tail")),
-        *((name, c_int64) for name in ("entries", "starts", "order", "parts", "bias", "scale", "shift", "mask")),
+        *((name, c_int64) for name in ("entries", "starts", "bases", "order", "parts")),
+        *((name, c_int64) for name in ("bias", "step", "scale", "shift", "mask")),
         ("scratch", c_int64),
         *((name, c_int32) for name in ("rows", "cols", "channels", "groups", "blocks", "together", "down", "across")),
         *((name, c_int32) for name in ("stride_rows", "stride_cols", "share_channels")),
@@ -85,7 +86,7 @@ class Linear(ctypes.Structure):
     """A matrix product with one vector."""
 
     _fields_: ClassVar[Fields] = [
-        *((name, c_int64) for name in ("in_", "out", "weights", "starts", "bias")),
+        *((name, c_int64) for name in ("in_", "out", "weights", "starts", "bias", "step")),
         *((name, c_int32) for name in ("inputs", "outputs", "dense")),
         ("act", Activate),
     ]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from regrow.deploy.engine import native
-from regrow.deploy.engine.arena import ALIGNMENT, Arena, arrange
+from regrow.deploy.engine.arena import Arena, arrange
+from regrow.deploy.engine.constants import Constants
 from regrow.deploy.engine.graph import Activation, Affine, Binary, Conv, Linear, Pool, macs, pool_weights
 from regrow.deploy.engine.layout import Planes, halo_tables
 from regrow.deploy.engine.schedule import (
@@ -29,7 +28,16 @@ from regrow.deploy.engine.schedule import (
     Step,
 )
 from regrow.deploy.engine.tiles import Problem, Tile, choose
-from regrow.deploy.engine.weights import ENTRY, NonZeros, Walk, walk
+from regrow.deploy.engine.weights import (
+    ENTRIES,
+    FARTHEST,
+    Format,
+    Walk,
+    channel_scales,
+    non_zeros,
+    stored_values,
+    walk,
+)
 
 DENSE_FROM = 0.3
 """The density from which a linear layer is stored with its zeros: half the bytes, and no gathering."""
@@ -60,29 +68,6 @@ Walks = dict[tuple[ConvStep, int, int], Walk]
 """The order of a convolution's weights for a number of channels together and of blocks."""
 
 
-class Constants:
-    """Read-only data, each piece aligned, equal pieces stored once."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._known: dict[bytes, int] = {}
-        self._size = 0
-
-    def put(self, array: NDArray[Any]) -> int:
-        """The offset of `array` among the constants."""
-        data = np.ascontiguousarray(array).tobytes()
-        key = hashlib.sha256(data).digest()
-        if key not in self._known:
-            self._known[key] = self._size
-            self._pieces.append(data + bytes(-len(data) % ALIGNMENT))
-            self._size += len(self._pieces[-1])
-        return self._known[key]
-
-    def joined(self) -> NDArray[np.uint8]:
-        """All of it, never empty."""
-        return np.frombuffer(b"".join(self._pieces) or bytes(ALIGNMENT), np.uint8)
-
-
 def conv_steps(plan: Schedule) -> list[ConvStep]:
     """The steps that take a tile."""
     return [step for step in plan.steps if isinstance(step, ConvStep)]
@@ -97,15 +82,21 @@ def problem_of(step: ConvStep, lanes: int) -> Problem:
 
 
 def write_plan(
-    plan: Schedule, tiles: Sequence[Tile] | None = None, *, threads: int = 1, walks: Walks | None = None
+    plan: Schedule,
+    tiles: Sequence[Tile] | None = None,
+    *,
+    threads: int = 1,
+    weights: Format = "fp32",
+    walks: Walks | None = None,
 ) -> Plan:
     """The plan with the given tile for each convolution, or with those that the rule chooses.
 
-    `walks` remembers the order of weights from one plan of the same schedule to the next.
+    `weights` says how they are stored: the kernels must be built for the same. `walks` remembers their order from one
+    plan of the same schedule to the next.
     """
     if tiles is None:
         tiles = [choose(problem_of(step, plan.lanes)) for step in conv_steps(plan)]
-    writer = _Writer(plan, arrange(plan), threads, {} if walks is None else walks)
+    writer = _Writer(plan, arrange(plan), threads, weights, {} if walks is None else walks)
     remaining = iter(tiles)
     for step in plan.steps:
         writer.write(step, next(remaining) if isinstance(step, ConvStep) else None)
@@ -136,6 +127,7 @@ class _Writer:
     schedule: Schedule
     arena: Arena
     threads: int
+    weights: Format
     walks: Walks
     constants: Constants = field(default_factory=Constants)
     ops: list[native.Op] = field(default_factory=list)
@@ -204,6 +196,20 @@ class _Writer:
         array = values.detach().numpy().astype(np.float32)
         return self.constants.put(np.pad(array, (0, -len(array) % self.lanes)))
 
+    def steps(self, weight: torch.Tensor) -> int:
+        """What a weight of one is worth in each output channel, if weights are stored as small integers."""
+        return self.floats(channel_scales(weight)) if self.weights == "int8" else native.ABSENT
+
+    def fewest_blocks(self, node: Conv, x: Planes) -> int:
+        """Blocks of input channels in which the farthest offset can be written."""
+        if self.weights == "fp32":
+            return 1
+        reach = [d * (k - 1) for d, k in zip(node.dilation, node.kernel, strict=True)]
+        channels = (FARTHEST[self.weights] - reach[0] * x.row_pitch - reach[1]) // x.pitch
+        if channels < 1:
+            raise ValueError(f"{node.name}: a channel of {x.height} x {x.width} pixels is too large for 16-bit offsets")
+        return -(-node.x.channels // channels)
+
     def mask(self, buffer: Buffer) -> int:
         planes = buffer.planes
         return native.ABSENT if planes is None or not planes.ragged else self.constants.put(planes.mask())
@@ -215,12 +221,19 @@ class _Writer:
         assert x is not None
         rows, cols = _region(step)
         shares_channels = self.threads > 1
-        key = (step, tile.together, tile.blocks)
+        blocks = max(tile.blocks, self.fewest_blocks(node, x))
+        key = (step, tile.together, blocks)
         if key not in self.walks:
-            parts = self.threads if shares_channels else 1
-            self.walks[key] = walk(non_zeros(node, x), together=tile.together, blocks=tile.blocks, parts=parts)
+            self.walks[key] = walk(
+                non_zeros(node, x, self.weights),
+                ENTRIES[self.weights],
+                self.vector if self.weights == "fp32" else 1,
+                together=tile.together,
+                blocks=blocks,
+                parts=self.threads if shares_channels else 1,
+            )
         steps = self.walks[key]
-        if tile.blocks > 1:
+        if blocks > 1:
             self.scratch = max(self.scratch, (node.out.channels + 1) * tile.vectors * self.vector * self.threads)
         tail = node.tail
         ones = torch.ones(node.out.channels)
@@ -231,9 +244,11 @@ class _Writer:
             tail=self.planes(step.tail),
             entries=self.constants.put(steps.entries),
             starts=self.constants.put(steps.starts),
+            bases=self.constants.put(steps.bases * self.vector),
             order=self.constants.put(steps.order),
             parts=self.constants.put(steps.parts),
             bias=self.floats(torch.nn.functional.pad(node.bias, (0, 1))),
+            step=self.steps(node.weight),
             scale=native.ABSENT if tail is None else self.floats(ones if tail.scale is None else tail.scale),
             shift=native.ABSENT if tail is None else self.floats(0 * ones if tail.shift is None else tail.shift),
             mask=self.mask(out),
@@ -242,7 +257,7 @@ class _Writer:
             cols=cols,
             channels=node.out.channels,
             groups=steps.groups,
-            blocks=tile.blocks,
+            blocks=blocks,
             together=tile.together,
             down=tile.down,
             across=tile.across,
@@ -330,7 +345,7 @@ class _Writer:
     def linear(self, step: LinearStep) -> native.Linear:
         node = step.node
         assert isinstance(node, Linear)
-        weight = node.weight.detach().numpy().astype(np.float32)
+        weight = stored_values(node.weight, self.weights)
         outputs, inputs = weight.shape
         dense = bool(np.count_nonzero(weight) >= DENSE_FROM * weight.size)
         starts = native.ABSENT
@@ -338,9 +353,12 @@ class _Writer:
             padded = np.pad(weight, ((0, -outputs % self.lanes), (0, 0)))
             weights = self.constants.put(padded.reshape(-1, self.lanes, inputs).transpose(0, 2, 1))
         else:
+            if inputs > FARTHEST[self.weights]:
+                raise ValueError(f"{node.name}: {inputs} inputs are too many for 16-bit offsets")
             row, column = np.nonzero(weight)
-            entries = np.zeros(len(row), ENTRY)
-            entries["offset"], entries["value"] = 4 * column, weight[row, column]
+            entries = np.zeros(len(row), ENTRIES[self.weights])
+            entries["offset"] = column * (4 if self.weights == "fp32" else 1)
+            entries["value"] = weight[row, column]
             weights = self.constants.put(entries)
             starts = self.constants.put(np.searchsorted(row, np.arange(outputs + 1)).astype(np.int32))
         return native.Linear(
@@ -349,6 +367,7 @@ class _Writer:
             weights=weights,
             starts=starts,
             bias=self.floats(node.bias),
+            step=self.steps(node.weight),
             inputs=inputs,
             outputs=outputs,
             dense=dense,
@@ -380,18 +399,6 @@ class _Writer:
             features=planes is None,
             act=_activate(node.activation if isinstance(node, Affine | Binary) else Activation()),
         )
-
-
-def non_zeros(node: Conv, x: Planes) -> NonZeros:
-    """A convolution's weights as the kernels see them: bytes from the corner of the window."""
-    weight = node.weight.detach().numpy().astype(np.float32)
-    channel, within, row, col = np.nonzero(weight)
-    group = channel // (weight.shape[0] // node.groups)
-    source = group * weight.shape[1] + within
-    vectors = source * x.pitch + row * node.dilation[0] * x.row_pitch + col * node.dilation[1]
-    offset = vectors * 4 * x.lanes
-    value = weight[channel, within, row, col]
-    return NonZeros(channel, source, offset, value, outputs=weight.shape[0], inputs=node.x.channels)
 
 
 def _activate(activation: Activation) -> native.Activate:

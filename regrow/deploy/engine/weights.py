@@ -3,24 +3,75 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-ENTRY = np.dtype([("offset", "<u4"), ("value", "<f4")])
-"""`struct entry` of kernels.c."""
+from regrow.deploy.engine.graph import Conv
+from regrow.deploy.engine.layout import Planes
+
+Format = Literal["fp32", "fp16", "int8"]
+"""How weights are stored: as they are, rounded to half precision, or as eighths of a channel's scale in one byte."""
+
+ENTRIES: dict[Format, np.dtype[np.void]] = {
+    "fp32": np.dtype([("offset", "<u4"), ("value", "<f4")]),
+    "fp16": np.dtype([("offset", "<u2"), ("value", "<f2")]),
+    "int8": np.dtype([("offset", "<u2"), ("value", "i1")]),
+}
+"""`struct entry` of kernels.c: the offset in bytes for fp32, in vectors (or features) for the small formats."""
+
+FARTHEST = {"fp32": 2**32 - 1, "fp16": 2**16 - 1, "int8": 2**16 - 1}
+"""The largest offset."""
+
+
+def channel_scales(weight: torch.Tensor) -> torch.Tensor:
+    """What one step of an int8 weight is worth, for each output channel."""
+    largest = weight.abs().flatten(1).amax(1)
+    return torch.where(largest > 0, largest / 127, torch.ones_like(largest))
+
+
+def rounded(weight: torch.Tensor, kind: Format) -> torch.Tensor:
+    """The weights that a format can express."""
+    if kind == "fp32":
+        return weight
+    if kind == "fp16":
+        return weight.half().to(weight.dtype)
+    scales = channel_scales(weight).reshape(-1, *(1 for _ in weight.shape[1:]))
+    return torch.round(weight / scales) * scales
+
+
+def stored_values(weight: torch.Tensor, kind: Format) -> NDArray[Any]:
+    """The numbers that are written for the weights."""
+    if kind == "int8":
+        scales = channel_scales(weight).reshape(-1, *(1 for _ in weight.shape[1:]))
+        return torch.round(weight / scales).to(torch.int8).numpy()
+    return weight.detach().numpy().astype(np.float32 if kind == "fp32" else np.float16)
 
 
 @dataclass(frozen=True)
 class NonZeros:
-    """A weight's non-zeros by output channel: where each reads, from which input channel, and its value."""
+    """A weight's non-zeros by output channel: from which input channel each reads, where in it, and its value."""
 
     channel: NDArray[np.int64]
     source: NDArray[np.int64]
-    offset: NDArray[np.int64]
-    value: NDArray[np.float32]
+    within: NDArray[np.int64]
+    value: NDArray[Any]
     outputs: int
     inputs: int
+    pitch: int
+
+
+def non_zeros(node: Conv, x: Planes, kind: Format = "fp32") -> NonZeros:
+    """A convolution's weights as the kernels see them: vectors from the corner of the window."""
+    weight = stored_values(node.weight, kind)
+    channel, source, row, col = np.nonzero(weight)
+    value = weight[channel, source, row, col]
+    group = channel // (weight.shape[0] // node.groups)
+    source = group * weight.shape[1] + source
+    within = row * node.dilation[0] * x.row_pitch + col * node.dilation[1]
+    return NonZeros(channel, source, within, value, weight.shape[0], node.x.channels, x.pitch)
 
 
 @dataclass(frozen=True)
@@ -29,19 +80,22 @@ class Walk:
 
     entries: NDArray[np.void]
     starts: NDArray[np.int32]
+    bases: NDArray[np.int32]
     order: NDArray[np.int32]
     parts: NDArray[np.int32]
     groups: int
 
 
-def walk(weights: NonZeros, *, together: int, blocks: int, parts: int = 1) -> Walk:
+def walk(weights: NonZeros, entry: np.dtype[np.void], unit: int, *, together: int, blocks: int, parts: int = 1) -> Walk:
     """Arrange weights for `together` output channels at a time and `blocks` blocks of input channels.
 
     In every block channels with about the same number of weights come together: groups then end at the same time
     (the shorter ones are filled up with zeros), and the processor predicts where. Every second group is walked
-    backwards, because the pixels that the one before it read last are still close.
+    backwards, because the pixels that the one before it read last are still close. Offsets are counted in `unit`s of
+    a vector from where the block starts.
     """
     block_of = weights.source * blocks // max(1, weights.inputs)
+    bases = -(-np.arange(blocks) * weights.inputs // blocks) * weights.pitch
     run = block_of * weights.outputs + weights.channel
     counts = np.bincount(run, minlength=blocks * weights.outputs).reshape(blocks, weights.outputs)
     part_of = _divide(counts.sum(0), parts)
@@ -61,11 +115,11 @@ def walk(weights: NonZeros, *, together: int, blocks: int, parts: int = 1) -> Wa
     rank = _rank_in_run(run)
     size = counts[block_of, weights.channel]
     rank = np.where(group_of % 2 == 1, size - 1 - rank, rank)
-    entries = np.zeros(int(starts[-1]) * together, ENTRY)
+    entries = np.zeros(int(starts[-1]) * together, entry)
     position = (starts[block_of * groups + group_of] + rank) * together + member_of
-    entries["offset"][position] = weights.offset
+    entries["offset"][position] = (weights.source * weights.pitch + weights.within - bases[block_of]) * unit
     entries["value"][position] = weights.value
-    return Walk(entries, starts.astype(np.int32), order.astype(np.int32), first_groups, groups)
+    return Walk(entries, starts.astype(np.int32), bases.astype(np.int32), order.astype(np.int32), first_groups, groups)
 
 
 def _divide(counts: NDArray[np.int64], parts: int) -> NDArray[np.int64]:

@@ -1,0 +1,217 @@
+"""A network as one C file for devices: the engine's kernels, the plan and the weights, and nothing else."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from regrow.deploy.container import write_atomically
+from regrow.deploy.engine import native
+from regrow.deploy.engine.build import kernel_source, tile_list
+from regrow.deploy.engine.capture import capture
+from regrow.deploy.engine.fuse import fuse
+from regrow.deploy.engine.graph import Conv, Graph, Linear
+from regrow.deploy.engine.plan import Plan, conv_steps, write_plan
+from regrow.deploy.engine.reference import TorchRunner
+from regrow.deploy.engine.schedule import Schedule, schedule
+from regrow.deploy.engine.tiles import Shape, shapes_of
+from regrow.deploy.engine.weights import Format, rounded
+from regrow.deploy.files import unwrapped
+
+BITS = {"fp32": 32, "fp16": 16, "int8": 8}
+
+
+@dataclass(frozen=True)
+class CExport:
+    """What was written, what it needs on the device, and how far it is from the model.
+
+    `flash` is constants and plan; the kernels' code comes on top (20 to 60 KB). `ram` is the static arena.
+    `error` is relative to the largest output on the example; rounding weights to fp16 or int8 is what it measures.
+    """
+
+    source: Path
+    header: Path
+    main: Path
+    flash: int
+    ram: int
+    error: float
+
+
+def export_c(
+    model: nn.Module, example_input: Tensor, path: str | Path, *, weights: Format = "fp32", lanes: int = 4
+) -> CExport:
+    """Write `model` as `path` (one dependency-free C99 file), a header, and a `main` that checks itself.
+
+    The file defines `void NAME(const float *x, float *y)` for one image, NAME being the file's name. It needs a C99
+    compiler with vector extensions (gcc or clang, for any processor) and the C library; `-O2 -ffp-contract=fast`
+    makes it fast. `NAME_main.c` runs the first image of `example_input` and compares the result with what torch says.
+
+    `weights` "fp16" and "int8" (one scale per output channel) take less flash. `lanes` is the number of floats in the
+    device's vector registers: 4 for NEON and SSE, 8 for AVX2, 16 for AVX-512.
+    """
+    path = Path(path)
+    if path.suffix != ".c":
+        raise ValueError(f"path must end in .c, got {str(path)!r}")
+    if weights not in BITS:
+        raise ValueError(f"weights must be one of {', '.join(BITS)}, got {weights!r}")
+    if lanes not in (4, 8, 16):
+        raise ValueError(f"lanes must be 4, 8 or 16, got {lanes}")
+    if len(example_input) == 0:
+        raise ValueError("example_input must hold at least one image")
+    example = example_input.detach().to("cpu", torch.float32)[:1].contiguous()
+    exact = fuse(capture(unwrapped(model), example))
+    graph = _rounded(exact, weights)
+    steps = schedule(graph, lanes)
+    plan = write_plan(steps, weights=weights)
+    expected, y = TorchRunner(exact)(example), TorchRunner(graph)(example)
+    name = _identifier(path.stem)
+    header, main = path.with_suffix(".h"), path.with_name(f"{path.stem}_main.c")
+    write_atomically(path, _source(name, header.name, plan, _shapes(steps, plan), BITS[weights]).encode())
+    write_atomically(header, _header(name, graph).encode())
+    write_atomically(main, _main(name, header.name, example, y).encode())
+    return CExport(
+        path,
+        header,
+        main,
+        flash=plan.constants.nbytes + ctypes.sizeof(plan.ops),
+        ram=plan.arena_bytes,
+        error=float((y - expected).abs().max() / expected.abs().max().clamp(min=1e-6)),
+    )
+
+
+def _identifier(stem: str) -> str:
+    plain = re.sub(r"\W", "_", stem, flags=re.ASCII)
+    return plain if re.match(r"[a-zA-Z]", plain) else f"net_{plain}"
+
+
+def _rounded(graph: Graph, weights: Format) -> Graph:
+    nodes = (
+        replace(node, weight=rounded(node.weight, weights)) if isinstance(node, Conv | Linear) else node
+        for node in graph.nodes
+    )
+    return Graph(tuple(nodes), graph.output)
+
+
+def _shapes(steps: Schedule, plan: Plan) -> list[Shape]:
+    found: list[Shape] = []
+    for step, tile in zip(conv_steps(steps), plan.tiles, strict=True):
+        assert isinstance(step.node, Conv)
+        found += shapes_of(tile, step.node.stride[1])
+    return found or [(1, 1, 1, 1)]
+
+
+def _source(name: str, header: str, plan: Plan, shapes: list[Shape], bits: int) -> str:
+    words = np.frombuffer(plan.constants.tobytes(), "<u4")
+    return "\n".join(
+        [
+            f"/* {name}: a network with its weights, written by regrow. Build with -O2 -ffp-contract=fast. */",
+            f"#define LANES {plan.lanes}",
+            f"#define WEIGHT_BITS {bits}",
+            tile_list(shapes),
+            "",
+            kernel_source(),
+            f'#include "{header}"',
+            "",
+            "/* ---- the constants, as little-endian words */",
+            "static const uint32_t constants[] __attribute__((aligned(64))) = {",
+            *_lines(words, "0x{:x}u".format),
+            "};",
+            "",
+            "/* ---- the plan */",
+            "static const struct op plan[] = {",
+            *(f"    {_initializer(op)}," for op in plan.ops),
+            "};",
+            "",
+            f"static char arena[{plan.arena_bytes}] __attribute__((aligned(64)));",
+            "",
+            f"void {name}(const float *x, float *y)",
+            "{",
+            "    const struct frame f = {(const char *)constants, arena, x, y, 0, 1};",
+            "    for (size_t i = 0; i < sizeof plan / sizeof *plan; i++) run_op(plan + i, &f);",
+            "}",
+            "",
+        ]
+    )
+
+
+def _lines(values: NDArray[Any] | list[float], show: Any, per_line: int = 12) -> Iterator[str]:
+    for first in range(0, len(values), per_line):
+        yield "    " + " ".join(f"{show(value)}," for value in values[first : first + per_line])
+
+
+def _initializer(value: Any) -> str:
+    """A structure as C writes it, with the names of its fields."""
+    if isinstance(value, native.Op):
+        name = next(name for number, name in native.KINDS.values() if number == value.kind)
+        return f"{{.kind = {name.upper()}, .as.{name} = {_initializer(getattr(value.as_, name))}}}"
+    if isinstance(value, ctypes.Structure):
+        fields = ((field[0], getattr(value, field[0])) for field in value._fields_)
+        return "{" + ", ".join(f".{name.rstrip('_')} = {_initializer(item)}" for name, item in fields) + "}"
+    return _float(value) if isinstance(value, float) else str(value)
+
+
+def _float(value: float) -> str:
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "-INFINITY"
+    return f"{value:.9g}f" if "." in f"{value:.9g}" or "e" in f"{value:.9g}" else f"{value:.9g}.0f"
+
+
+def _header(name: str, graph: Graph) -> str:
+    upper = name.upper()
+    shapes = [" x ".join(map(str, value.shape)) for value in (graph.input, graph.output)]
+    return f"""\
+/* {name}: takes {shapes[0]} floats, gives {shapes[1]}. */
+#ifndef {upper}_H
+#define {upper}_H
+
+enum {{ {upper}_INPUTS = {graph.input.numel}, {upper}_OUTPUTS = {graph.output.numel} }};
+
+/* Runs the network on one image, channel by channel, row by row. Not reentrant: its memory is static. */
+void {name}(const float *x, float *y);
+
+#endif
+"""
+
+
+def _main(name: str, header: str, x: Tensor, y: Tensor) -> str:
+    upper = name.upper()
+    return "\n".join(
+        [
+            f"/* Checks {name} against the result that was stored when it was written. */",
+            "#include <math.h>",
+            "#include <stdio.h>",
+            f'#include "{header}"',
+            "",
+            f"static const float x[{upper}_INPUTS] = {{",
+            *_lines(x.flatten().tolist(), _float, 8),
+            "};",
+            f"static const float expected[{upper}_OUTPUTS] = {{",
+            *_lines(y.flatten().tolist(), _float, 8),
+            "};",
+            f"static float y[{upper}_OUTPUTS];",
+            "",
+            "int main(void)",
+            "{",
+            "    float error = 0, largest = 1e-6f;",
+            f"    {name}(x, y);",
+            f"    for (int i = 0; i < {upper}_OUTPUTS; i++) {{",
+            "        const float difference = fabsf(y[i] - expected[i]);",
+            "        if (!(difference <= error)) error = difference;",
+            "        if (fabsf(expected[i]) > largest) largest = fabsf(expected[i]);",
+            "    }",
+            '    printf("largest difference %.2g, relative %.2g\\n", (double)error, (double)(error / largest));',
+            "    return error <= 1e-4f * largest ? 0 : 1;",
+            "}",
+            "",
+        ]
+    )
