@@ -113,10 +113,19 @@ def result_table(result: dict[str, Any]) -> Table:
     table.add_row("top-1", f"{result['top1']:.2f} %{on}")
     if "top5" in result:
         table.add_row("top-5", f"{result['top5']:.2f} %{on}")
-    table.add_row("sparsity", f"{100 * result['sparsity']:.2f} % of the targeted weights")
+    table.add_row("sparsity", f"{100 * result['sparsity']:.2f} % of the targeted weights{_shortfall(result)}")
     table.add_row("parameters", f"{result['nonzeros']:,} left of {result['parameters']:,}")
     table.add_row("MACs", f"{short(result['macs_kept'])} left of {short(result['macs'])}")
     return table
+
+
+def _shortfall(result: dict[str, Any]) -> str:
+    """Say it when a training was too short for what it was asked."""
+    recipe = Recipe.of(result["recipe"])
+    single = recipe.unit in (None, "weight") and recipe.method not in ("dense", "fixed")
+    if not single or result["sparsity"] > recipe.sparsity - 0.001:
+        return ""
+    return f"; {100 * recipe.sparsity:g} % was asked: train longer, or lower --every"
 
 
 def title(recipe: Recipe) -> str:

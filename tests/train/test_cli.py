@@ -38,8 +38,15 @@ def test_training_shows_a_summary_a_line_per_epoch_and_the_result(capsys, tmp_pa
     assert "small · Digits · dpf 90 %" in said
     assert "parameters  1,702, 1,476 of them targeted" in said
     assert "epoch 2/2  loss " in said
-    assert "top-1" in said.splitlines()[-5]
+    assert "top-1" in "".join(said.splitlines()[-7:])
     assert f"files in {tmp_path / 'run'}" in said.replace("\n", "")
+
+
+def test_a_training_too_short_for_its_sparsity_says_so(capsys, tmp_path):
+    short = (*QUICK_OPTIONS, "--every", "1000")
+    assert "90 % was asked" in call(capsys, "train", "digits", *short, "--out", tmp_path / "short")[1].replace("\n", "")
+    enough = (*QUICK_OPTIONS, "--every", "1")
+    assert "was asked" not in call(capsys, "train", "digits", *enough, "--out", tmp_path / "enough")[1]
 
 
 def test_the_same_command_again_shows_the_finished_run(capsys, tmp_path):
