@@ -11,6 +11,7 @@ from regrow.commands.demo import demo
 from regrow.commands.env import env
 from regrow.commands.export import export
 from regrow.commands.inspect import inspect
+from regrow.commands.methods import methods
 from regrow.commands.recipes import recipes
 from regrow.commands.report import report
 from regrow.commands.train import default_recipe, train_command
@@ -35,6 +36,7 @@ def _commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
         "train": train_command(default_recipe(arguments[1:]) if training else Recipe()),
         "demo": demo,
         "recipes": recipes,
+        "methods": methods,
         "inspect": inspect,
         "report": report,
         "export": export,

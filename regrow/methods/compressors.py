@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+Compressor = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -73,3 +77,24 @@ class LowRank:
         kept = slice(None, self.rank)
         nearest: Tensor = left[:, kept] * values[kept] @ right[kept]
         return nearest.to(w.dtype).view(w.shape)
+
+
+def parse_compressor(name: str) -> Compressor:
+    """Return the compressor of a name: "sign", "binary", "4 bits", "2:4" or "rank 8".
+
+    >>> parse_compressor("4 bits")
+    Uniform(bits=4)
+    """
+    number = [int(digits) for digits in re.findall(r"\d+", name)]
+    match re.sub(r"\d+", "#", name).replace(" ", ""):
+        case "sign":
+            return Sign()
+        case "binary":
+            return Sign(scaled=False)
+        case "#bits":
+            return Uniform(*number)
+        case "#:#":
+            return NM(*number)
+        case "rank#":
+            return LowRank(*number)
+    raise ValueError(f"compressor must be a function, or 'sign', 'binary', '4 bits', '2:4' or 'rank 8', got {name!r}")

@@ -6,7 +6,7 @@ with `Uniform` quantisation-aware training with a straight-through gradient, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,15 +19,15 @@ from regrow.core.pruner import Decay, Pruner
 from regrow.core.targets import Target, TargetSpec
 from regrow.core.weights import Memory, Weight
 from regrow.methods.about import About
-
-Compressor = Callable[[Tensor], Tensor]
+from regrow.methods.compressors import Compressor, parse_compressor
 
 
 class Feedback(Pruner):
     """Keeps C(w) in `model` while `optimizer` trains w; C is `compressor`, any function of one weight tensor.
 
-    `regrow.Sign()`, `regrow.Uniform(bits)`, `regrow.NM(n, m)` and `regrow.LowRank(rank)` are ready to use. Of `stats()`
-    δ_t is the compressor's quality ‖w − ŵ‖² / ‖w‖², and sparsity counts the zeros that it made.
+    `regrow.Sign()`, `regrow.Uniform(bits)`, `regrow.NM(n, m)` and `regrow.LowRank(rank)` are ready to use, by name
+    too ("sign", "4 bits", "2:4", "rank 8"). Of `stats()` δ_t is the compressor's quality ‖w − ŵ‖² / ‖w‖², and sparsity
+    counts the zeros that it made.
     """
 
     about = About(
@@ -45,14 +45,14 @@ class Feedback(Pruner):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        compressor: Compressor,
+        compressor: Compressor | str,
         targets: TargetSpec = None,
         include_last: bool = False,
         decay: Decay = "dense",
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.compressor = compressor
-        self.compression = getattr(compressor, "__qualname__", None) or repr(compressor)
+        self.compressor = parse_compressor(compressor) if isinstance(compressor, str) else compressor
+        self.compression = getattr(self.compressor, "__qualname__", None) or repr(self.compressor)
         super().__init__(
             model,
             optimizer,

@@ -44,8 +44,9 @@ class Recipe:
     """Share of the targeted weights (or filters) that is pruned at the end."""
     every: int | None = None
     """Optimizer steps between two masks. None: as in the method's paper (16 for dpf, an epoch for most others)."""
-    scope: Literal["global", "layer", "er", "erk"] | None = None
-    """One threshold for all layers or one per layer, alike or by Erdos-Renyi. None: as in the method's paper."""
+    scope: Literal["global", "layer", "er", "erk", "redistributed"] | None = None
+    """One threshold for all layers or one per layer: alike, by Erdos-Renyi (er, erk), or by how much the layer weighs
+    (redistributed). None: as in the method's paper."""
     unit: str | None = None
     """Prune single weights ("weight", the default), whole filters ("filter"), or N of M neighbours ("2:4")."""
     targets: tuple[str, ...] = ()
@@ -57,7 +58,7 @@ class Recipe:
     decay_at: Literal["dense", "pruned"] | None = None
     """Whether weight decay acts on the dense weights w, which is the default, or on the pruned ones ŵ."""
     options: tuple[str, ...] = ()
-    """More options of the method, such as zeta=0.2 for set or inference=true for snip."""
+    """More options of the method, such as zeta=0.2 for set or inference=true for snip; see `regrow methods NAME`."""
     masks: str | None = None
     """A finished run or a model file whose zeros stay zero, for method fixed."""
     ramp_end: float | None = None

@@ -142,6 +142,21 @@ def test_a_tensor_of_zeros_stays_zero():
     assert regrow.Sign(scaled=False)(torch.zeros(3)).tolist() == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("name", "compressor"),
+    [
+        ("sign", regrow.Sign()),
+        ("binary", regrow.Sign(scaled=False)),
+        ("4 bits", regrow.Uniform(4)),
+        ("1:2", regrow.NM(1, 2)),
+        ("rank 2", regrow.LowRank(2)),
+    ],
+)
+def test_ready_compressors_have_names(name, compressor):
+    model = TRAINING.model()
+    assert regrow.Feedback(model, TRAINING.optimizer(model), compressor=name).compressor == compressor
+
+
 def test_what_cannot_work_is_said():
     model = TRAINING.model()
     optimizer = TRAINING.optimizer(model)
@@ -149,6 +164,8 @@ def test_what_cannot_work_is_said():
         regrow.Feedback(model, optimizer, compressor=torch.mean)
     with pytest.raises(ValueError, match="1:4 needs input channels in multiples of 4, got 2"):
         regrow.Feedback(model, optimizer, compressor=regrow.NM(1, 4))
+    with pytest.raises(ValueError, match="'4 bits', '2:4' or 'rank 8', got 'ternary'"):
+        regrow.Feedback(model, optimizer, compressor="ternary")
     for make, message in ((lambda: regrow.Uniform(1), "bits"), (lambda: regrow.NM(4, 4), "0 < n < m")):
         with pytest.raises(ValueError, match=message):
             make()

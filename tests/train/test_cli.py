@@ -28,7 +28,7 @@ QUICK_OPTIONS = ("--width", "4", "--epochs", "2", "--batch", "256", "--threads",
 
 def test_python_m_regrow_shows_the_commands():
     shown = subprocess.run([sys.executable, "-m", "regrow"], capture_output=True, text=True, check=True).stdout
-    for command in ("train", "demo", "recipes", "inspect", "env", "completion"):
+    for command in ("train", "demo", "recipes", "methods", "inspect", "env", "completion"):
         assert command in shown
 
 
@@ -125,6 +125,19 @@ def test_resuming_with_another_value_is_refused(capsys, finished):
     code, _, said = call(capsys, "train", "--resume", finished, "--lr", "0.7")
     assert code == 1
     assert "lr is 0.1 there and 0.7 here" in said
+
+
+def test_methods_are_listed_and_explained(capsys):
+    code, said, _ = call(capsys, "methods")
+    assert code == 0
+    assert "RigL            RigL (Evci et al. 2020): drop the smallest weights" in said
+    code, said, _ = call(capsys, "methods", "sparse-momentum")
+    assert code == 0
+    assert "Different from the authors' code" in said
+    assert "  rate  (default 0.5)\n" in said
+    assert "  sparsity  (must be given)\n" in said
+    code, _, said = call(capsys, "methods", "rigel")
+    assert (code, said.startswith("regrow: unknown method 'rigel'. Did you mean 'rigl'?")) == (2, True)
 
 
 def test_recipes_are_listed_and_printed(capsys, tmp_path):

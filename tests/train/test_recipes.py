@@ -40,7 +40,10 @@ def test_the_key_tells_runs_apart_and_does_not_ask_where_they_happen():
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"lr": "fast"}, "lr must be a finite number, got 'fast'"),
         ({"lr": float("nan")}, "lr must be a finite number, got nan"),
-        ({"scope": "globl"}, "scope must be one of global, layer, er, erk, got 'globl'. Perhaps you meant 'global'"),
+        (
+            {"scope": "globl"},
+            "scope must be one of global, layer, er, erk, redistributed, got 'globl'. Perhaps you meant 'global'",
+        ),
         ({"wieght_decay": 0.1}, "Perhaps you meant 'weight_decay'"),
         ({"drops": [0.75, 0.5]}, "ascending"),
         ({"drops": [150, 225]}, "a share in \\[0, 1\\], got 150"),
