@@ -27,7 +27,7 @@ def report(
     """Write one HTML page about runs: results, curves, mask dynamics, recipes; it needs no network.
 
     Args:
-        runs: Folders of runs, or folders that contain some at any depth.
+        runs: Folders of runs, folders that contain some at any depth, or files of results (JSON lines).
         out: The page.
         figures: Folder for every figure as SVG, PNG and PDF, for papers. None: no such files.
         title: Heading of the page.

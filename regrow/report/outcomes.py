@@ -16,6 +16,7 @@ _PRUNING = (
     *("sparsity", "every", "scope", "unit", "targets", "include_last", "floor", "decay_at"),
     *("options", "masks", "ramp_end", "ramp_by"),
 )
+_OF_THE_LAST_EPOCH = ("epoch", "step", "loss", "test_loss", "top1", "top5", "delta")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,10 @@ class Outcome:
         result = self.run.result or {}
         if self.finetuned or not self.run.recipe.finetune_epochs:
             return result
-        return {**result, **self.records[-1]}
+        if self.records:
+            return {**result, **self.records[-1]}
+        size = {name: value for name, value in result.items() if name not in _OF_THE_LAST_EPOCH}
+        return {**size, "top1": result["top1_before_finetuning"]}
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,8 @@ def outcomes_of(run: Run) -> list[Outcome]:
         return [training] if training.finished or training.records else []
     tuning = Outcome(run, _identity(run.recipe, finetuned=True), finetuned=True)
     begun = tuning.finished or len(tuning.records) > 1
-    return [*([training] if training.records else []), *([tuning] if begun else [])]
+    known = training.records or "top1_before_finetuning" in (run.result or {})
+    return [*([training] if known else []), *([tuning] if begun else [])]
 
 
 def group(runs: Iterable[Run]) -> tuple[list[Group], list[tuple[Run, Run]]]:

@@ -19,9 +19,10 @@ from regrow.train.run import read_recipe, read_result
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder. The records of its epochs and its environment are read when they are first needed."""
+    """One run. The records of its epochs and its environment are read when they are first needed."""
 
     folder: Path
+    """Where it is; of a line in a file of results, `file:line`."""
     recipe: Recipe
     result: Mapping[str, Any] | None
     """What result.json holds; None while the run is not finished."""
@@ -37,6 +38,8 @@ class Run:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """The machine and the software; empty where nothing was recorded."""
+        if self.result is not None and "environment" in self.result:
+            return dict(self.result["environment"])
         path = self.folder / "environment.json"
         try:
             found: dict[str, Any] = json.loads(path.read_bytes())
@@ -64,18 +67,24 @@ class Run:
 def find_runs(paths: Iterable[Path | str]) -> list[Run]:
     """Return the runs that `paths` are, or contain at any depth, in the order of their names.
 
+    A file of JSON lines holds results of finished runs, one on each line; the curves are not in it.
+
     >>> len(find_runs(["runs"]))
     12
     """
     folders: dict[Path, Path] = {}
+    recorded: list[Run] = []
     for path in map(Path, paths):
+        if path.is_file():
+            recorded += _recorded(path)
+            continue
         if not path.is_dir():
-            raise FolderError(f"{path} is no folder. Give folders of runs, or folders that contain some.")
+            raise FolderError(f"{path} does not exist. Give folders of runs, or folders that contain some.")
         found = {folder.resolve(): folder for folder in _run_folders(path)}
         if not found:
             raise FolderError(f"there is no run in {path}: a run is a folder with a recipe.toml.")
         folders = found | folders
-    return [read_run(folder) for folder in sorted(folders.values())]
+    return [read_run(folder) for folder in sorted(folders.values())] + recorded
 
 
 def read_run(folder: Path | str) -> Run:
@@ -84,10 +93,24 @@ def read_run(folder: Path | str) -> Run:
     result = read_result(folder)
     if result is None:
         return Run(folder, read_recipe(folder), None)
-    path = folder / "result.json"
+    return _finished(folder, result, str(folder / "result.json"))
+
+
+def _recorded(path: Path) -> list[Run]:
+    runs = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        origin = f"{path}, line {number}"
+        try:
+            runs.append(_finished(Path(f"{path}:{number}"), json.loads(line), origin))
+        except json.JSONDecodeError as error:
+            raise FolderError(f"{origin} is damaged: {error}") from None
+    return runs
+
+
+def _finished(folder: Path, result: Any, origin: str) -> Run:
     if not isinstance(result, dict) or not isinstance(result.get("recipe"), dict) or "top1" not in result:
-        raise FolderError(f"{path} is not the result of a run: it lacks a recipe or an accuracy.")
-    return Run(folder, Recipe.of(result["recipe"], str(path)), result)
+        raise FolderError(f"{origin} is not the result of a run: it lacks a recipe or an accuracy.")
+    return Run(folder, Recipe.of(result["recipe"], origin), result)
 
 
 def _run_folders(path: Path) -> Iterator[Path]:

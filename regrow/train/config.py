@@ -10,6 +10,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -175,7 +176,7 @@ def _toml(value: Any) -> str:
 
 
 def _check_types(recipe: Recipe) -> None:
-    hints = get_type_hints(Recipe)
+    hints = _hints()
     for field in dataclasses.fields(recipe):
         value = getattr(recipe, field.name)
         wanted = hints[field.name]
@@ -186,6 +187,11 @@ def _check_types(recipe: Recipe) -> None:
             hint = f" Perhaps you meant {near[0]!r}." if near else ""
             raise RecipeError(f"{field.name} must be one of {', '.join(names)}, got {value!r}.{hint}")
         raise RecipeError(f"{field.name} must be {_words(wanted)}, got {value!r}")
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Recipe)
 
 
 def _fits(value: Any, wanted: Any) -> bool:

@@ -161,8 +161,28 @@ def test_a_result_that_is_none_is_an_error_that_names_the_file(tmp_path, content
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(FolderError, match="there is no run in"):
         find_runs([tmp_path])
-    with pytest.raises(FolderError, match="is no folder"):
+    with pytest.raises(FolderError, match="does not exist"):
         find_runs([tmp_path / "missing"])
+
+
+def test_a_file_of_results_gives_the_outcomes_that_the_runs_gave(runs, tmp_path):
+    read = [read_run(runs / name) for name in ("dpf50-s0", "dpf50-s1", "dense")]
+    lines = [
+        {**run.result, "top1_before_finetuning": run.records[1]["top1"], "environment": run.environment} for run in read
+    ]
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ours, recorded = entries(read), entries(find_runs([path]))
+    assert list(ours) == list(recorded)
+    for label in ours:
+        for quantity_ in ("top1", "sparsity", "nonzeros", "macs_kept"):
+            assert ours[label].group.summary(quantity_) == recorded[label].group.summary(quantity_)
+    path.write_text(path.read_text() + '{"top1": 3}\n')
+    with pytest.raises(FolderError, match=r"results\.jsonl, line 4 is not the result"):
+        find_runs([path])
+    path.write_text('{"top1":')
+    with pytest.raises(FolderError, match=r"results\.jsonl, line 1 is damaged"):
+        find_runs([path])
 
 
 def test_a_run_before_its_first_epoch_is_no_error(tmp_path):

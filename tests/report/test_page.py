@@ -223,3 +223,39 @@ def test_the_page_holds_the_data_once_and_in_a_form_that_ends_no_script(page):
     (payload,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
     assert "<" not in payload
     assert len(json.loads(payload)["figures"]) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_figures_answer_to_the_mouse_and_leave_the_wheel_to_the_page(page, tmp_path):
+    texts = "[...document.querySelectorAll('figure.accuracy .role-axis-label text')].map(text => text.textContent)"
+    labels = f"{texts}.sort().join()"
+    tooltip = "(document.querySelector('#vg-tooltip-element.visible') || {}).innerText"
+    with Browser(tmp_path) as browser:
+        browser.look(width=1280)
+        browser.open(page)
+        browser.wait_for("document.documentElement.dataset.drawn")
+        browser.evaluate("document.documentElement.style.scrollBehavior = 'auto'")
+        left, top, width, height = browser.evaluate(
+            "const chart = document.querySelector('figure.accuracy .chart'); chart.scrollIntoView({block: 'center'});"
+            "const box = chart.getBoundingClientRect(); return [box.left, box.top, box.width, box.height]"
+        )
+        at = {"x": left + 0.6 * width, "y": top + 0.5 * height}
+        browser.devtools("Input.dispatchMouseEvent", type="mouseMoved", **at)
+        said = browser.wait_for(tooltip)
+        assert re.search(r"DPF|Dense|OneShot", said)
+        assert "epoch" in said
+        before = browser.evaluate(f"return {labels}")
+        scrolled = browser.evaluate("return scrollY")
+        browser.devtools("Input.dispatchMouseEvent", type="mouseWheel", deltaX=0, deltaY=120, **at)
+        browser.wait_for(f"scrollY > {scrolled}")
+        assert browser.evaluate(f"return {labels}") == before, "the wheel alone scrolls"
+        browser.evaluate(f"scrollTo(0, {scrolled})")
+        for _ in range(4):
+            browser.devtools("Input.dispatchMouseEvent", type="mouseWheel", deltaX=0, deltaY=-240, modifiers=2, **at)
+        browser.wait_for(f"{labels} !== {json.dumps(before)}")
+        for clicks in (1, 2):
+            for kind in ("mousePressed", "mouseReleased"):
+                browser.devtools("Input.dispatchMouseEvent", type=kind, button="left", clickCount=clicks, **at)
+        browser.wait_for(f"{labels} === {json.dumps(before)}")
+        assert browser.messages() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -146,9 +147,9 @@ def _row(curve: Curve, entry: Entry, points: Points) -> dict[str, Any]:
 def _chart(curve: Curve, series: Sequence[str], level: float | None) -> Any:
     alt = altair()
     color, dashes, _ = series_scales(series, lines=True)
-    x = alt.X(
-        "epoch:Q", title="epoch", scale=alt.Scale(zero=False, nice=False), axis=alt.Axis(tickMinStep=1, grid=False)
-    )
+    # A short training would get ticks between its epochs.
+    whole = alt.Axis(tickMinStep=1, labelExpr="datum.value % 1 ? '' : format(datum.value, 'd')", grid=False)
+    x = alt.X("epoch:Q", title="epoch", scale=alt.Scale(zero=False, nice=False), axis=whole)
     y = alt.Y("mean:Q", title=curve.axis, scale=alt.Scale(zero=False))
     near = alt.selection_point(
         name="near", fields=["label", "epoch"], nearest=True, on="pointerover", clear="pointerout", empty=False
@@ -161,11 +162,7 @@ def _chart(curve: Curve, series: Sequence[str], level: float | None) -> Any:
         .encode(
             y=y,
             opacity=alt.condition(near, alt.value(1), alt.value(0)),
-            tooltip=[
-                alt.Tooltip("label:N", title="run"),
-                alt.Tooltip("epoch:Q", title="epoch"),
-                alt.Tooltip("text:N", title=curve.axis),
-            ],
+            tooltip=alt.value(alt.ExprRef(_tooltip(curve))),
         )
         .add_params(near)
     )
@@ -176,3 +173,10 @@ def _chart(curve: Curve, series: Sequence[str], level: float | None) -> Any:
         .transform_flatten(["epoch", "mean", "low", "high", "text"])
         .add_params(alt.param(name="shown", value=list(series)), alt.param(name="level", value=level))
     )
+
+
+def _tooltip(curve: Curve) -> str:
+    """The tooltip as an expression: of a list of fields, Vega-Lite 6 shows texts as undefined on the nearest point."""
+    point = "(datum.datum || datum)"
+    fields = {"run": f"{point}.label", "epoch": f"{point}.epoch", curve.axis: f"{point}.text"}
+    return f"{{{', '.join(f'{json.dumps(title)}: {field}' for title, field in fields.items())}}}"
