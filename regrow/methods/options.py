@@ -53,3 +53,12 @@ def check_share(name: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise ValueError(f"{name} must be a share in [0, 1], got {value:g}")
     return value
+
+
+def check_constant(method: object, sparsity: float) -> float:
+    """Return `sparsity` if it is a number; a ramp would start such a method with nothing pruned."""
+    if callable(sparsity):
+        raise TypeError(
+            f"{type(method).__name__} is sparse from the start: sparsity must be a number, got {sparsity!r}"
+        )
+    return sparsity

@@ -14,7 +14,7 @@ from regrow.core.budget import Scope
 from regrow.core.pruner import Pruner
 from regrow.core.random import uniform
 from regrow.core.targets import TargetSpec
-from regrow.methods.options import needed
+from regrow.methods.options import check_constant, needed
 
 
 class RewireOptions(TypedDict, total=False):
@@ -62,7 +62,7 @@ class Rewire(Pruner, ABC):
         super().__init__(
             model,
             optimizer,
-            sparsity=sparsity,
+            sparsity=check_constant(self, sparsity),
             every=every,
             scope=scope or self.scope,
             targets=targets,

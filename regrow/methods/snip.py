@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from regrow.core.pruner import Pruner
 from regrow.methods.about import About
-from regrow.methods.options import Options
+from regrow.methods.options import Options, check_constant
 
 
 class SNIP(Pruner):
@@ -49,6 +49,7 @@ class SNIP(Pruner):
         inference: bool = False,
         **options: Unpack[Options],
     ) -> None:
+        check_constant(self, sparsity)
         if inference and loss is None:
             raise ValueError("inference=True needs loss=, a function that returns the loss of one batch")
         self._gradients = {} if loss is None else _gradients(model, loss, inference, options.get("group"))

@@ -242,4 +242,11 @@ def test_what_is_missing_or_wrong_is_said_before_anything_changes():
         regrow.DSR(model, optimizer, sparsity=0.9, total=0)
     with pytest.raises(ValueError, match=r"scope must be one of 'global', .*got 'erdos'"):
         regrow.RigL(model, optimizer, sparsity=0.9, total=10, scope="erdos")
+    for method in (regrow.RigL, regrow.SNIP):
+        with pytest.raises(
+            TypeError, match=f"{method.__name__} is sparse from the start: sparsity must be a number, got C"
+        ):
+            method(
+                model, optimizer, sparsity=regrow.Cubic(0.9, end=5), **({"total": 9} if method is regrow.RigL else {})
+            )
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
