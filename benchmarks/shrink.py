@@ -2,8 +2,8 @@
 
 Half of every convolution's filters are pruned at random, with batch norms as training leaves them. `torch-pruning`
 gets the same masks and removes the channels that are zero in every layer coupled to them, which is all that it can do
-without harm; "error" is what became of the outputs. One image at a time on one thread. Needs the extra `export`;
-`torch-pruning` is left out where it is not installed.
+without harm; "error" is what became of the outputs. One image at a time on one thread, in processor time, which other
+programs on the machine do not lengthen. Needs the extra `export`; `torch-pruning` is left out where it is missing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import copy
 import logging
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -43,7 +44,9 @@ def main() -> None:
         for sparsity in SPARSITIES:
             rows += compare(name, size, sparsity, rounds=max(3, int(runs * rounds)))
     report(
-        "Shrunk networks, batch 1: latency and error beside what is left of parameters and MACs", rows, name="shrink"
+        "Shrunk networks, batch 1: processor time and error beside what is left of parameters and MACs",
+        rows,
+        name="shrink",
     )
 
 
@@ -59,10 +62,12 @@ def compare(name: str, size: int, sparsity: float, *, rounds: int) -> list[dict[
     }
     if find_spec("torch_pruning"):
         contenders["torch-pruning"] = coupled_removed(dense, image)
-    in_torch = interleave({key: lambda m=m: m(image) for key, m in contenders.items()}, rounds=rounds, warmup=3)
+    in_torch = interleave(
+        {key: lambda m=m: m(image) for key, m in contenders.items()}, rounds=rounds, warmup=3, clock=time.thread_time
+    )
     with tempfile.TemporaryDirectory() as folder:
         sessions = {key: session(m, image, Path(folder) / f"{i}.onnx") for i, (key, m) in enumerate(contenders.items())}
-        in_onnx = interleave(sessions, rounds=rounds, warmup=3)
+        in_onnx = interleave(sessions, rounds=rounds, warmup=3, clock=time.thread_time)
     whole = (parameters(dense), macs(dense, image))
     return [
         {
