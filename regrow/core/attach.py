@@ -15,7 +15,7 @@ def hookable(optimizer: Any) -> Optimizer:
     """Return the torch optimizer whose step hooks run."""
     while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = optimizer.optimizer  # wrappers such as Accelerate's do not forward hooks
-    if not isinstance(optimizer, Optimizer):
+    if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         raise TypeError(
             f"{type(optimizer).__name__} is no torch.optim.Optimizer and has no step hooks: "
             "pass the torch optimizer that it steps"
@@ -40,7 +40,8 @@ def check_held(targets: Iterable[Target], optimizer: Optimizer, taken: Mapping[i
 
 def is_pretence(optimizer: Optimizer) -> bool:
     """Tell the step with which distributed checkpoint makes a fresh optimizer's state: lr 0 and zero gradients."""
-    if optimizer.state or any(float(group["lr"]) != 0 for group in optimizer.param_groups):
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    if optimizer.state or any(rate is None or float(rate) != 0 for rate in rates):
         return False
     gradients = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-    return not any(bool(torch.count_nonzero(gradient)) for gradient in gradients)
+    return not any(gradient.is_sparse or bool(torch.count_nonzero(gradient)) for gradient in gradients)

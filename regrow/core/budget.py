@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regrow.core.score import alive
-from regrow.core.select import NotANumberError, Reduce, prune_smallest
+from regrow.core.select import NotANumberError, prune_smallest
 
 Scope = Literal["global", "layer", "er", "erk", "redistributed"]
 
@@ -29,7 +29,6 @@ class Budget:
 
     scope: Scope = "global"
     floor: int = 0
-    reduce: Reduce | None = None
 
     def __post_init__(self) -> None:
         if self.scope not in get_args(Scope):
@@ -76,14 +75,14 @@ class Budget:
 
     def _prune(self, names: list[str], scores: list[Tensor], count: int) -> Iterator[Tensor]:
         if not self.floor:
-            yield from prune_named(names, scores, count, self.reduce)
+            yield from prune_named(names, scores, count)
             return
         tops = [
             next(prune_named([name], [score], max(score.numel() - self.floor, 0)))
             for name, score in zip(names, scores, strict=True)
         ]
         rest = [score[~top] for score, top in zip(scores, tops, strict=True)]
-        for top, keep in zip(tops, prune_named(names, rest, count, self.reduce), strict=True):
+        for top, keep in zip(tops, prune_named(names, rest, count), strict=True):
             yield top.masked_scatter(~top, keep)
 
 
@@ -122,12 +121,10 @@ def keep_largest(name: str, score: Tensor, among: Tensor, count: int) -> Tensor:
     return keep
 
 
-def prune_named(
-    names: Sequence[str], scores: Sequence[Tensor], count: int, reduce: Reduce | None = None
-) -> Iterator[Tensor]:
+def prune_named(names: Sequence[str], scores: Sequence[Tensor], count: int) -> Iterator[Tensor]:
     """Yield what `prune_smallest` does, with an error that names the tensor that has no order."""
     try:
-        yield from prune_smallest(scores, count, reduce=reduce)
+        yield from prune_smallest(scores, count)
     except NotANumberError as error:
         raise ValueError(
             f"{names[error.index]} holds NaN, which has no place in an order of magnitudes: "

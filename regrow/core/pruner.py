@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from regrow.core.budget import Budget, Scope
 from regrow.core.channels import companions
 from regrow.core.decay import DecayAtPruned, at_pruned
 from regrow.core.masks import Masks
-from regrow.core.schedule import Schedule, as_schedule, check_every
+from regrow.core.schedule import Schedule, as_schedule, check_every, check_sparsity
 from regrow.core.score import Criterion, alive
 from regrow.core.state import checked_masks, load_weights, save_weights
 from regrow.core.targets import Target, TargetSpec, find_targets, named_parameters
@@ -88,9 +88,11 @@ class Pruner:
         found = self.units.usable(model, found, targets is not None)
         self.targets = {target.name: target for target in found}
         self._companions = companions(model, found) if channels else {}
-        held = [*found, *chain.from_iterable(self._companions.values())]
-        check_held(held, self.optimizer, _taken(self.optimizer))
+        self.held = held = [*found, *chain.from_iterable(self._companions.values())]
+        taken = {id(each.param): type(other).__name__ for other in self._others() for each in other.held}
+        check_held(held, self.optimizer, taken)
         self._decay = DecayAtPruned(self.optimizer) if at_pruned(decay) else None
+        self._check_decay_is_alone()
         self._group = group
         self._memory = self.memory
         self._weights = {target.name: self.hold(target) for target in held}
@@ -120,6 +122,7 @@ class Pruner:
         self, scores: Mapping[str, Tensor], sparsity: float, *, among: Masks | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield masks that keep the units of largest score, as unit, scope and floor say; nothing outside `among`."""
+        check_sparsity(sparsity, f"the schedule's value at step {self.step}")
         self.requested = sparsity
         units = {name: self.units.scores(self.targets[name], score) for name, score in scores.items()}
         if among is not None:
@@ -159,7 +162,7 @@ class Pruner:
 
     def stats(self) -> Stats:
         """Return reached and requested sparsity, per layer too, δ_t, flips and collapsed layers."""
-        self._settle()
+        self._adopt_foreign_writes()
         error, whole = (
             sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors)
             for tensors in (
@@ -181,8 +184,21 @@ class Pruner:
     @contextmanager
     def dense(self) -> Iterator[None]:
         """Let the model hold the dense weights for a while, for example to evaluate them."""
+        if self._shown:
+            yield
+            return
         with self._changing():
             yield
+        # Autograd would not notice that a backward pass out here does not meet the weights of a forward pass in there.
+        torch.autograd.graph.increment_version([weight.target.param for weight in self._weights.values()])
+        self._mark()
+
+    def restore(self) -> None:
+        """Let the model hold ŵ again after an exception inside `optimizer.step()`, which leaves it with w.
+
+        The next step does so as well, but a forward pass in between would see the dense weights.
+        """
+        self._settle()
 
     def freeze(self) -> None:
         """Fix the masks from now on and drop what was pruned: the fine-tuning phase."""
@@ -210,7 +226,7 @@ class Pruner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs besides the states of model and optimizer, as plain tensors and numbers."""
-        self._settle()
+        self._adopt_foreign_writes()
         return {
             **self._settings(),
             "step": self.step,
@@ -223,13 +239,17 @@ class Pruner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken: attach, then load the states of model, optimizer and pruner."""
-        if self._shown:
-            self._hide()
+        for weight in self._weights.values():
+            weight.point_back()  # an interrupted step, or dense(), had left the model elsewhere when it was loaded
+        self._shown = False
         masks = checked_masks(state, self._settings(), self._weights, self._memory)
         for weight in self._weights.values():
             weight.bind()  # the model was just given its weights: they need not fit the masks of before
         if state["frozen"]:
             self.freeze()
+        elif self._frozen:
+            self._frozen, self._memory = False, self.memory
+            self._weights = {name: self.hold(weight.target) for name, weight in self._weights.items()}
         load_weights(state, masks, self._weights)
         self.step, self.flips, self.requested = state["step"], state["flips"], state["requested"]
         self.load_extra_state(state["extra"])
@@ -243,14 +263,14 @@ class Pruner:
             self._agreed = True
         self._uncounted = is_pretence(optimizer)
         # args[0] is the optimizer itself.
-        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-        if closure is None:
+        if callable(kwargs.get("closure")):
+            kwargs = {**kwargs, "closure": self._at_pruned_weights(kwargs["closure"])}
+        elif len(args) > 1 and callable(args[1]):
+            args = (args[0], self._at_pruned_weights(args[1]), *args[2:])
+        else:
             self.before_update()
-            self._show()
-            return None
         self._show()
-        closure = self._at_pruned_weights(closure)
-        return (args[0], closure, *args[2:]), {name: v for name, v in kwargs.items() if name != "closure"}
+        return args, kwargs
 
     def before_update(self) -> None:
         """Run when the gradients at ŵ are known and the parameters still hold ŵ."""
@@ -270,8 +290,8 @@ class Pruner:
         return evaluate
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._decay is not None:
-            self._decay.restore()
+        if not self._shown:  # a subclass that calls super().step() runs the hooks of both
+            return
         # A fused kernel under GradScaler is called although it leaves the weights alone when a gradient overflowed.
         overflow = getattr(optimizer, "found_inf", None)
         try:
@@ -310,16 +330,22 @@ class Pruner:
             )
 
     def _show(self) -> None:
+        self._shown = True  # first: whoever is interrupted in between hides again
         for weight in self._weights.values():
             weight.show()
-        self._shown = True
 
     def _hide(self) -> None:
         for weight in self._weights.values():
             if self._memory is not Memory.SOFT:
                 weight.hide()
-            weight.mark()
+        self._mark()
         self._shown = False
+        if self._decay is not None:
+            self._decay.restore()
+
+    def _mark(self) -> None:
+        for weight in self._weights.values():
+            weight.mark()
 
     def _settle(self) -> None:
         """Make sure that the model holds ŵ: an exception inside a step leaves it with w."""
@@ -351,15 +377,19 @@ class Pruner:
     def _settings(self) -> dict[str, Any]:
         return {
             "method": type(self).__name__,
-            "schedule": repr(self.schedule),
+            "schedule": getattr(self.schedule, "__qualname__", None) or repr(self.schedule),
             **{name: getattr(self, name) for name in self.shared},
             "scope": self.budget.scope,
             "floor": self.budget.floor,
         }
 
+    def _others(self) -> list[Pruner]:
+        owners = (getattr(hook, "__self__", None) for hook in self.optimizer._optimizer_step_pre_hooks.values())
+        return [owner for owner in owners if isinstance(owner, Pruner)]
 
-def _taken(optimizer: Optimizer) -> dict[int, str]:
-    """Return the parameters that other pruners on the same optimizer hold, by identity, and who they are."""
-    others = (getattr(hook, "__self__", None) for hook in optimizer._optimizer_step_pre_hooks.values())
-    pruners = [other for other in others if isinstance(other, Pruner)]
-    return {id(target.param): type(other).__name__ for other in pruners for target in other.targets.values()}
+    def _check_decay_is_alone(self) -> None:
+        if any(other._decay is not None or self._decay is not None for other in self._others()):
+            raise ValueError("decay='pruned' concerns a whole optimizer: give it one pruner for all its weights")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} belongs to its optimizer and cannot be copied: use state_dict()")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 Schedule = Callable[[int], float]
 
@@ -66,16 +67,17 @@ def as_schedule(sparsity: float | Schedule) -> Schedule:
 
 def check_sparsity(value: object, name: str = "sparsity") -> None:
     """Raise unless `value` is a number in [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number in [0, 1) or a schedule, got {value!r}")
-    if not 0 <= value < 1:
-        hint = f" Did you mean {value / 100:g}?" if 1 < value < 100 else ""
-        raise ValueError(f"{name} must be in [0, 1), got {value:g}.{hint}")
+    number = float(value)
+    if not 0 <= number < 1:
+        hint = f" Did you mean {number / 100:g}?" if 1 < number < 100 else ""
+        raise ValueError(f"{name} must be in [0, 1), got {number:g}.{hint}")
 
 
 def check_every(every: object) -> None:
     """Raise unless `every` is a whole number of optimizer steps."""
-    if isinstance(every, bool) or not isinstance(every, int):
+    if isinstance(every, bool) or not isinstance(every, Integral):
         raise TypeError(f"every must be a whole number of optimizer steps, got {every!r}")
     if every < 1:
         raise ValueError(f"every must be at least 1 optimizer step, got {every}")

@@ -49,14 +49,14 @@ class Threshold:
     dtype: torch.dtype
 
 
-def prune_smallest(scores: Sequence[Tensor], count: int, *, reduce: Reduce | None = None) -> Iterator[Tensor]:
+def prune_smallest(scores: Sequence[Tensor], count: int) -> Iterator[Tensor]:
     """Yield one mask per tensor, False for the `count` elements of least magnitude over all of them.
 
     The result is that of a stable sort of the magnitudes: of equal elements those of earlier tensors, then those of
     lower row-major index are pruned first, so that every rank and every rerun chooses the same set. Masks are made one
-    at a time, in the memory format of their scores. `reduce` sums a histogram over shards.
+    at a time, in the memory format of their scores.
     """
-    threshold = find_threshold(scores, count, reduce=reduce)
+    threshold = find_threshold(scores, count)
     left = threshold.ties_pruned if threshold else 0
     for score in scores:
         if threshold is None:
@@ -73,7 +73,7 @@ def prune_smallest(scores: Sequence[Tensor], count: int, *, reduce: Reduce | Non
 
 
 def find_threshold(scores: Sequence[Tensor], count: int, *, reduce: Reduce | None = None) -> Threshold | None:
-    """Return where to cut so that exactly `count` elements go; None if none does."""
+    """Return where to cut so that exactly `count` elements go; None if none does. `reduce` sums over shards."""
     if count == 0:
         return None
     dtype = scores[0].dtype
@@ -93,7 +93,7 @@ def _radix(scores: Sequence[Tensor], count: int, dtype: torch.dtype, reduce: Red
     prefix, rank, ties = 0, count, 0
     while shift > 0:
         shift -= _DIGIT
-        histogram = torch.zeros(1 << _DIGIT, dtype=torch.int64)
+        histogram = torch.zeros(1 << _DIGIT, dtype=torch.int64, device="cpu")
         for index, score in enumerate(scores):
             for keys in _key_chunks(score, dtype):
                 _refuse_nan(keys, dtype, index)
@@ -186,7 +186,7 @@ def _numpy_chunks(score: Tensor, dtype: torch.dtype, scratch: np.ndarray) -> Ite
 
 
 def _infinity(dtype: torch.dtype) -> int:
-    return int(_keys(torch.tensor([float("inf")], dtype=dtype), dtype))
+    return int(_keys(torch.tensor([float("inf")], dtype=dtype, device="cpu"), dtype))
 
 
 def _refuse_nan(keys: Tensor, dtype: torch.dtype, index: int) -> None:

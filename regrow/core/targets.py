@@ -122,9 +122,24 @@ def _check(target: Target) -> None:
     if type(parameter).__name__ == "FlatParameter":
         raise TypeError(
             f"{target.name} is a flat FSDP1 parameter in which layers have lost their shapes: "
-            "shard with torch.distributed.fsdp.fully_shard (FSDP2) instead"
+            "wrap the model in DistributedDataParallel instead"
         )
-    if not parameter.is_contiguous() and not parameter.permute(_by_stride(parameter)).is_contiguous():
+    if type(parameter).__name__ == "DTensor" or hasattr(parameter, "_local_tensor"):
+        raise TypeError(
+            f"{target.name} is sharded (a DTensor), which pruners do not support yet: "
+            "wrap the model in DistributedDataParallel instead"
+        )
+    if parameter.itemsize < 2 or parameter.is_complex():
+        raise TypeError(f"{target.name} holds {parameter.dtype}: weights of 16, 32 or 64 bit can be pruned")
+    if parameter.is_meta:
+        raise ValueError(f"{target.name} is on the meta device and has no values yet: materialise the model first")
+    check_storage(target)
+
+
+def check_storage(target: Target) -> None:
+    """Refuse a parameter whose elements overlap in memory or have gaps between them."""
+    tensor = target.param.data
+    if not tensor.is_contiguous() and not tensor.permute(_by_stride(tensor)).is_contiguous():
         raise ValueError(f"{target.name} has overlapping or padded storage: make it contiguous before pruning it")
 
 

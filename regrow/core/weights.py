@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regrow.core.targets import Target, in_memory_order
+from regrow.core.targets import Target, check_storage, in_memory_order
 
 
 class Memory(Enum):
@@ -43,6 +43,7 @@ class Weight:
     def bind(self) -> None:
         """Take the parameter's present storage as the place of ŵ and lay the views with which it is written."""
         self.pruned: Tensor = self.target.param.data
+        check_storage(self.target)
         self.mask, self.dense = _like(self.mask, self.pruned), _like(self.dense, self.pruned)
         self._address = self.pruned.data_ptr()
         self._views = tuple(map(_bits, (self.source, self.mask, self.pruned)))
@@ -65,13 +66,25 @@ class Weight:
 
     def hide(self) -> None:
         """Let the parameter hold ŵ = m⊙w; pruned entries are +0.0."""
+        self.follow()
         source, mask, pruned = self._views
         if self.pruned.device.type == "cpu":
             # Bits times 0 or 1: exact for every float, and the one masking that runs at the speed of memory.
             np.multiply(source, mask, out=pruned)
         else:
             torch.mul(source, mask, out=pruned)
-        if self.dense is not None:
+        self.target.param.data = self.pruned
+
+    def follow(self) -> None:
+        """Take over what an optimizer did that puts new storage in place of updating the weights where they are."""
+        parameter = self.target.param
+        if parameter.data_ptr() not in (self._address, self.source.data_ptr()):
+            self.source.copy_(parameter.data)
+
+    def point_back(self) -> None:
+        """Let the parameter keep its values, in the storage of ŵ, if it points at the dense weights."""
+        if self.dense is not None and self.target.param.data_ptr() == self.dense.data_ptr():
+            self.pruned.copy_(self.dense)
             self.target.param.data = self.pruned
 
     def forget(self) -> None:

@@ -34,6 +34,8 @@ class SteadyOptions(Options, total=False):
 class Steady(Pruner, ABC):
     """A pruner with the options `stabilise` and `settle` (a share of the `total` optimizer steps)."""
 
+    shared = (*Pruner.shared, "stabilise", "settle")
+
     def __init__(
         self,
         model: nn.Module,
@@ -54,13 +56,9 @@ class Steady(Pruner, ABC):
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Return (name, mask) pairs for step `t`."""
 
-    def due(self, t: int) -> bool:
-        """Return whether a mask is made: every so often, until the rest begins."""
-        return super().due(t) and not (self.settle and t > self._rest)
-
     def before_update(self) -> None:
         """Freeze when the rest begins; bound the gradients of dead filters."""
-        if self.settle and self.step == self._rest and not self._frozen:
+        if self.settle and self.step >= self._rest and not self._frozen:
             self.freeze()
         if self.stabilise:
             bound_dead_filters([(target, self.masks[name]) for name, target in self.targets.items()])

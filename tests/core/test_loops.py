@@ -229,6 +229,8 @@ def test_an_exception_inside_step_leaves_a_pruner_that_knows_what_the_model_hold
         train(model, optimizer, batches(1))
     optimizer.param_groups[0]["momentum"] = good
     assert pruner.step == 3
+    assert int((model[3].weight == 0).sum()) == 0
+    pruner.restore()
     assert pruner.stats().sparsity == pytest.approx(0.5, abs=1e-3)
     assert float((model[3].weight == 0).float().mean()) == pytest.approx(pruner.stats().layers["3.weight"])
     train(model, optimizer, batches(3))
@@ -310,8 +312,9 @@ def test_weight_decay_can_be_taken_at_the_pruned_weights():
         with pruner.dense():
             assert layer.weight.tolist()[0] == pytest.approx(expected)
         assert optimizer.param_groups[0]["weight_decay"] == 0.1
+    fresh = small_cnn()
     with pytest.raises(ValueError, match=r"AdamW decouples it or has none"):
-        regrow.DPF(layer, torch.optim.AdamW(layer.parameters()), sparsity=0.5, include_last=True, decay="pruned")
+        regrow.DPF(fresh, torch.optim.AdamW(fresh.parameters()), sparsity=0.5, decay="pruned")
 
 
 @pytest.mark.parametrize(

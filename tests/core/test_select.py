@@ -37,8 +37,10 @@ def weight_lists(draw):
 def test_the_masks_are_those_of_a_stable_sort(weights, share):
     count = round(share * sum(w.numel() for w in weights))
     expected = stable_masks(weights, count)
-    for reduce in (None, lambda histogram: histogram):  # the bracketed pass and plain radix selection
-        found = list(prune_smallest(weights, count, reduce=reduce))
+    for bracket in (select._bracket, lambda *_: None):  # the bracketed pass and plain radix selection
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(select, "_bracket", bracket)
+            found = list(prune_smallest(weights, count))
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
         assert sum(int((~mask).sum()) for mask in found) == count
 
@@ -81,11 +83,12 @@ def test_mixed_precisions_are_compared_by_value():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("reduce", [None, lambda histogram: histogram])
-def test_nan_is_an_error_that_names_the_tensor(dtype, reduce):
+@pytest.mark.parametrize("bracket", [select._bracket, lambda *_: None])
+def test_nan_is_an_error_that_names_the_tensor(dtype, bracket, monkeypatch):
+    monkeypatch.setattr(select, "_bracket", bracket)
     weights = [torch.ones(5, dtype=dtype), torch.tensor([1.0, float("nan")], dtype=dtype)]
     with pytest.raises(NotANumberError) as caught:
-        list(prune_smallest(weights, 3, reduce=reduce))
+        list(prune_smallest(weights, 3))
     assert caught.value.index == 1
     with pytest.raises(ValueError, match="fc2 holds NaN"):
         list(Budget().keep_top({"fc1": weights[0], "fc2": weights[1]}, 0.5))
