@@ -87,7 +87,7 @@ struct conv {
     int64_t entries;                /* struct entry, in the order in which they are walked */
     int64_t starts;                 /* int32: where each (block, group) starts in entries, in steps of `together` */
     int64_t bases;                  /* int32: where each block's first channel lies, in bytes */
-    int64_t order;                  /* int32: the output channel of each (block, group, member), `channels` for none */
+    int64_t order;                  /* int32: the output channel of each (block, group, member) */
     int64_t parts;                  /* int32: the first group of each thread, when threads share the channels */
     int64_t bias, step;             /* float per output channel; step: what 8-bit weights are counted in */
     int64_t scale, shift;           /* float per output channel, of the tail */
@@ -99,7 +99,7 @@ struct conv {
     int32_t together, down, across; /* the tile: output channels, rows and columns held in registers */
     int32_t stride_rows, stride_cols;
     int32_t share_channels; /* threads divide the output channels (1) or the pixels (0) */
-    struct activate act, tail_act; /* in this order */
+    struct activate act, tail_act;
 };
 
 /* Copies, through a table of positions (or without one: as they are), `count` floats of each channel. */
@@ -335,53 +335,83 @@ INLINE struct corner corner_of(const struct conv *op, const struct frame *f, int
 #define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
 #define CELL(p, i, row) ((p) + (i) / across * (int64_t)(row) + (i) % across * VECTOR)
 
-/* The last step for one output channel of a tile, with its sums still in registers. */
-INLINE void finish(const struct conv *op, const struct activate *acts, const char *constants, const struct corner *at,
-                   const vec *sums, int64_t channel, const int down, const int across)
+/* The innermost loop: every weight multiplies the pixels of the tile that lie under it. */
+INLINE void walk(vec *sums, const struct entry *e, const struct entry *end, const char *corner, intptr_t step,
+                 const int together, const int down, const int across, const int stride)
+{
+    OPAQUE(corner);
+    OPAQUE(step);
+    for (; e != end; e += together) {
+        EACH(m, together) {
+            const char *pixel;
+            const vec weight = read_entry(e + m, corner, &pixel);
+            UNROLL for (int r = 0; r < down; r++, pixel += step) {
+                EACH(c, across) sums[(m * down + r) * across + c] += weight * load(pixel + c * stride * VECTOR);
+            }
+        }
+    }
+}
+
+INLINE void activate_sums(vec *sums, const int n, const struct activate *act)
+{
+    if (act->kind == RELU) {
+        EACH(i, n) sums[i] = relu(sums[i]);
+    } else if (act->kind != NONE) {
+        vec t[MAX_SUMS]; /* a copy: sums whose address escapes would live in memory on every path */
+        EACH(i, n) t[i] = sums[i];
+        activate(t, n, act);
+        EACH(i, n) sums[i] = t[i];
+    }
+}
+
+INLINE void mask_sums(vec *sums, const struct conv *op, const struct corner *at, const int together, const int down,
+                      const int across)
 {
     const int n = down * across;
-    vec v[MAX_SUMS];
-    EACH(i, n) v[i] = sums[i];
+    if (op->mask == ABSENT) return;
+    EACH(i, n) {
+        const char *mask = CELL(at->mask, i, op->cols * VECTOR);
+        EACH(m, together) sums[m * n + i] = masked(sums[m * n + i], mask);
+    }
+}
+
+/* The last step, with the sums still in registers. All residuals are read before anything is written: a group that is
+ * filled up with a channel it has already gives the same result twice. */
+INLINE void finish(vec *sums, const int64_t *channel, const struct conv *op, const struct activate *acts,
+                   const char *constants, const struct corner *at, const int together, const int down, const int across)
+{
+    const int n = down * across;
 #if WEIGHT_BITS == 8
-    const float *step = (const float *)(constants + op->step), *bias = (const float *)(constants + op->bias);
-    EACH(i, n) v[i] = v[i] * step[channel] + bias[channel];
+    const float *steps = (const float *)(constants + op->step), *bias = (const float *)(constants + op->bias);
+    EACH(m, together) {
+        EACH(i, n) sums[m * n + i] = sums[m * n + i] * steps[channel[m]] + bias[channel[m]];
+    }
 #endif
     if (op->residual.at != ABSENT) {
-        const char *r = at->residual + channel * op->residual.pitch;
-        EACH(i, n) v[i] += load(CELL(r, i, op->residual.row));
+        EACH(m, together) {
+            const char *residual = at->residual + channel[m] * op->residual.pitch;
+            EACH(i, n) sums[m * n + i] += load(CELL(residual, i, op->residual.row));
+        }
     }
-    if (op->act.kind == RELU) {
-        EACH(i, n) v[i] = relu(v[i]);
-    } else if (op->act.kind != NONE) {
-        vec t[MAX_SUMS]; /* a copy: sums whose address escapes would live in memory on every path */
-        EACH(i, n) t[i] = v[i];
-        activate(t, n, &acts[0]);
-        EACH(i, n) v[i] = t[i];
-    }
-    if (op->mask != ABSENT) {
-        EACH(i, n) v[i] = masked(v[i], CELL(at->mask, i, op->cols * VECTOR));
-    }
+    activate_sums(sums, together * n, &acts[0]);
+    mask_sums(sums, op, at, together, down, across);
     if (op->out.at != ABSENT) {
-        char *o = at->out + channel * op->out.pitch;
-        EACH(i, n) store(CELL(o, i, op->out.row), v[i]);
+        EACH(m, together) {
+            char *out = at->out + channel[m] * op->out.pitch;
+            EACH(i, n) store(CELL(out, i, op->out.row), sums[m * n + i]);
+        }
     }
     if (op->tail.at != ABSENT) {
-        const vec scale = splat(((const float *)(constants + op->scale))[channel]);
-        const vec shift = splat(((const float *)(constants + op->shift))[channel]);
-        char *o = at->tail + channel * op->tail.pitch;
-        EACH(i, n) v[i] = v[i] * scale + shift;
-        if (op->tail_act.kind == RELU) {
-            EACH(i, n) v[i] = relu(v[i]);
-        } else {
-            vec t[MAX_SUMS];
-            EACH(i, n) t[i] = v[i];
-            activate(t, n, &acts[1]);
-            EACH(i, n) v[i] = t[i];
+        const float *scale = (const float *)(constants + op->scale), *shift = (const float *)(constants + op->shift);
+        EACH(m, together) {
+            EACH(i, n) sums[m * n + i] = sums[m * n + i] * scale[channel[m]] + shift[channel[m]];
         }
-        if (op->mask != ABSENT) {
-            EACH(i, n) v[i] = masked(v[i], CELL(at->mask, i, op->cols * VECTOR));
+        activate_sums(sums, together * n, &acts[1]);
+        mask_sums(sums, op, at, together, down, across);
+        EACH(m, together) {
+            char *tail = at->tail + channel[m] * op->tail.pitch;
+            EACH(i, n) store(CELL(tail, i, op->tail.row), sums[m * n + i]);
         }
-        EACH(i, n) store(CELL(o, i, op->tail.row), v[i]);
     }
 }
 
@@ -396,56 +426,41 @@ INLINE void conv_tiles(const struct conv *given, const struct frame *f, const st
                        const int down, const int across, const int stride)
 {
     const struct conv op = *given; /* a copy that stores to the arena cannot change, as far as the compiler knows */
-    const int n = down * across;
+    const struct activate acts[2] = {op.act, op.tail_act};
+    const int n = down * across, first_group = a->first_group, last_group = a->last_group;
     const char *constants = f->constants;
     const float *bias = (const float *)(constants + op.bias);
     const struct entry *entries = (const struct entry *)(constants + op.entries);
-    const int64_t scratch_size = (int64_t)(op.channels + 1) * op.down * op.across * VECTOR;
+    const int64_t scratch_size = (int64_t)op.channels * op.down * op.across * VECTOR;
     char *scratch = f->arena + op.scratch + (op.share_channels ? 0 : f->part * scratch_size);
-    const int tiles_across = a->tiles_across, first_group = a->first_group, last_group = a->last_group;
 
     for (int tile = a->first, last = a->last; tile < last; tile++) {
-        const struct corner at = corner_of(&op, f, a->row + tile / tiles_across * down, a->col + tile % tiles_across * across);
+        const int row = a->row + tile / a->tiles_across * down, col = a->col + tile % a->tiles_across * across;
+        const struct corner at = corner_of(&op, f, row, col);
         for (int block = 0; block < op.blocks; block++) {
+            const char *corner = at.in + ((const int32_t *)(constants + op.bases))[block];
             const int32_t *end_of = (const int32_t *)(constants + op.starts) + block * op.groups + 1;
             const int32_t *members = (const int32_t *)(constants + op.order) + (block * op.groups + first_group) * together;
             const struct entry *e = entries + (int64_t)end_of[first_group - 1] * together;
-            const int32_t base = ((const int32_t *)(constants + op.bases))[block];
             for (int group = first_group; group < last_group; group++, members += together) {
                 const struct entry *end = entries + (int64_t)end_of[group] * together;
                 int64_t channel[MAX_SUMS];
                 vec sums[MAX_SUMS];
                 EACH(m, together) {
                     channel[m] = members[m];
-                    if (block == 0) {
-                        const vec b = splat(WEIGHT_BITS == 8 ? 0 : bias[channel[m]]);
-                        EACH(i, n) sums[m * n + i] = b;
-                    } else {
-                        const char *partial = scratch + channel[m] * n * VECTOR;
-                        EACH(i, n) sums[m * n + i] = load(partial + i * VECTOR);
-                    }
+                    const char *partial = scratch + channel[m] * n * VECTOR;
+                    const vec b = splat(WEIGHT_BITS == 8 ? 0 : bias[channel[m]]);
+                    EACH(i, n) sums[m * n + i] = block == 0 ? b : load(partial + i * VECTOR);
                 }
-                const char *corner = at.in + base;
-                intptr_t step = (intptr_t)op.stride_rows * op.in.row;
-                OPAQUE(corner);
-                OPAQUE(step);
-                for (const struct entry *w = e; w != end; w += together) {
-                    EACH(m, together) {
-                        const char *pixel;
-                        const vec weight = read_entry(w + m, corner, &pixel);
-                        UNROLL for (int r = 0; r < down; r++, pixel += step) {
-                            EACH(c, across) sums[m * n + r * across + c] += weight * load(pixel + c * stride * VECTOR);
-                        }
-                    }
-                }
+                walk(sums, e, end, corner, (intptr_t)op.stride_rows * op.in.row, together, down, across, stride);
                 e = end;
+                if (block + 1 == op.blocks) {
+                    finish(sums, channel, &op, acts, constants, &at, together, down, across);
+                    continue;
+                }
                 EACH(m, together) {
-                    if (block + 1 < op.blocks) {
-                        char *partial = scratch + channel[m] * n * VECTOR;
-                        EACH(i, n) store(partial + i * VECTOR, sums[m * n + i]);
-                    } else if (channel[m] < op.channels) {
-                        finish(&op, &given->act, constants, &at, sums + m * n, channel[m], down, across);
-                    }
+                    char *partial = scratch + channel[m] * n * VECTOR;
+                    EACH(i, n) store(partial + i * VECTOR, sums[m * n + i]);
                 }
             }
         }
@@ -503,18 +518,41 @@ static void run_conv(const struct conv *op, const struct frame *f)
 
 /* ------------------------------------------------------------------------------------------------ moving pixels */
 
+/* LANES floats of a channel, from the positions in `table`. */
+INLINE vec gather(const float *from, const int32_t *table, float fill)
+{
+#if LANES == 16 && defined(__AVX512F__)
+    const __m512i at = _mm512_loadu_si512(table);
+    const __mmask16 inside = _mm512_cmpge_epi32_mask(at, _mm512_setzero_si512());
+    return (vec)_mm512_mask_i32gather_ps(_mm512_set1_ps(fill), inside, at, from, 4);
+#elif LANES == 8 && defined(__AVX2__)
+    const __m256i at = _mm256_loadu_si256((const __m256i *)table);
+    const __m256 inside = (__m256)_mm256_cmpgt_epi32(at, _mm256_set1_epi32(-1));
+    return (vec)_mm256_mask_i32gather_ps(_mm256_set1_ps(fill), from, (__m256i)at, inside, 4);
+#else
+    vec v;
+    for (int l = 0; l < LANES; l++) v[l] = table[l] < 0 ? fill : from[table[l]];
+    return v;
+#endif
+}
+
 static void run_gather(const struct gather *op, const struct frame *f)
 {
     const struct share s = share_of(f, op->count);
+    const int32_t *table = (const int32_t *)(f->constants + op->table);
     for (int channel = 0; channel < op->channels; channel++) {
-        const float *restrict from = (const float *)locate(f, op->from) + (int64_t)channel * op->from_pitch;
-        float *restrict to = (float *)locate(f, op->to) + (int64_t)channel * op->to_pitch;
+        const float *from = (const float *)locate(f, op->from) + (int64_t)channel * op->from_pitch;
+        float *to = (float *)locate(f, op->to) + (int64_t)channel * op->to_pitch;
         if (op->table == ABSENT) {
             memcpy(to + s.first, from + s.first, (size_t)(s.last - s.first) * sizeof *to);
             continue;
         }
-        const int32_t *restrict table = (const int32_t *)(f->constants + op->table);
-        for (int i = s.first; i < s.last; i++) to[i] = table[i] < 0 ? op->fill : from[table[i]];
+        int i = s.first;
+        for (; i + LANES <= s.last; i += LANES) {
+            const vec v = gather(from, table + i, op->fill);
+            memcpy(to + i, &v, sizeof v); /* the caller's output need not be aligned */
+        }
+        for (; i < s.last; i++) to[i] = table[i] < 0 ? op->fill : from[table[i]];
     }
 }
 

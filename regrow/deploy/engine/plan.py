@@ -234,7 +234,7 @@ class _Writer:
             )
         steps = self.walks[key]
         if blocks > 1:
-            self.scratch = max(self.scratch, (node.out.channels + 1) * tile.vectors * self.vector * self.threads)
+            self.scratch = max(self.scratch, node.out.channels * tile.vectors * self.vector * self.threads)
         tail = node.tail
         ones = torch.ones(node.out.channels)
         return native.Conv(
@@ -247,7 +247,7 @@ class _Writer:
             bases=self.constants.put(steps.bases * self.vector),
             order=self.constants.put(steps.order),
             parts=self.constants.put(steps.parts),
-            bias=self.floats(torch.nn.functional.pad(node.bias, (0, 1))),
+            bias=self.floats(node.bias),
             step=self.steps(node.weight),
             scale=native.ABSENT if tail is None else self.floats(ones if tail.scale is None else tail.scale),
             shift=native.ABSENT if tail is None else self.floats(0 * ones if tail.shift is None else tail.shift),

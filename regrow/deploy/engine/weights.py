@@ -102,23 +102,24 @@ def walk(weights: NonZeros, entry: np.dtype[np.void], unit: int, *, together: in
     order, first_groups = _orders(counts, part_of, together, parts)
     groups = int(first_groups[-1])
 
-    members = order.reshape(blocks, groups, together)
-    sizes = np.take_along_axis(np.pad(counts, ((0, 0), (0, 1))), order, 1).reshape(members.shape)
-    lengths = sizes.max(2)
+    sizes = np.take_along_axis(counts, order, 1)
+    lengths = sizes.reshape(blocks, groups, together).max(2)
     starts = np.concatenate([[0], np.cumsum(lengths)])
 
-    place = np.empty((blocks, weights.outputs), np.int64)
-    block, slot = np.nonzero(order < weights.outputs)
-    place[block, order[block, slot]] = slot
-    slot_of = place[block_of, weights.channel]
-    group_of, member_of = slot_of // together, slot_of % together
-    rank = _rank_in_run(run)
-    size = counts[block_of, weights.channel]
-    rank = np.where(group_of % 2 == 1, size - 1 - rank, rank)
+    # A weight's place: its run's slot (group and member), and its rank in the run.
+    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts.T.reshape(-1))])
+    block, slot = np.divmod(np.arange(order.size), groups * together)
+    size = sizes.reshape(-1)
+    rank = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
+    # Weights are sorted by channel and input channel: a run lies where those before it end.
+    start = first[order.reshape(-1) * blocks + block]
+    group = slot // together
+    source = np.repeat(start, size) + np.where(np.repeat(group % 2 == 1, size), np.repeat(size, size) - 1 - rank, rank)
+    position = (np.repeat(starts[block * groups + group], size) + rank) * together + np.repeat(slot % together, size)
     entries = np.zeros(int(starts[-1]) * together, entry)
-    position = (starts[block_of * groups + group_of] + rank) * together + member_of
-    entries["offset"][position] = (weights.source * weights.pitch + weights.within - bases[block_of]) * unit
-    entries["value"][position] = weights.value
+    offset = weights.source * weights.pitch + weights.within - bases[block_of]
+    entries["offset"][position] = offset[source] * unit
+    entries["value"][position] = weights.value[source]
     return Walk(entries, starts.astype(np.int32), bases.astype(np.int32), order.astype(np.int32), first_groups, groups)
 
 
@@ -135,26 +136,15 @@ def _orders(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """For each block the channels in walking order, part after part.
 
-    Where a part's last group is not full stands one past the last channel.
+    A part's last group is filled up with its last channel: computed twice, it is written twice.
     """
     sizes = np.bincount(part_of, minlength=parts)
     first_groups = np.concatenate([[0], np.cumsum(-(-sizes // together))])
-    order = np.full((len(counts), first_groups[-1] * together), len(part_of), np.int64)
+    order = np.zeros((len(counts), first_groups[-1] * together), np.int64)
     for block, block_counts in enumerate(counts):
         for part in range(parts):
             own = np.flatnonzero(part_of == part)
             own = own[np.argsort(-block_counts[own], kind="stable")]
-            start = first_groups[part] * together
-            order[block, start : start + len(own)] = own
+            start, end = first_groups[part] * together, first_groups[part + 1] * together
+            order[block, start:end] = np.pad(own, (0, end - start - len(own)), mode="edge") if len(own) else 0
     return order, first_groups.astype(np.int32)
-
-
-def _rank_in_run(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The position of each element among equal neighbours."""
-    if len(keys) == 0:
-        return keys
-    changes = np.flatnonzero(np.diff(keys)) + 1
-    first = np.concatenate([np.zeros(1, np.int64), changes])
-    lengths = np.diff(np.concatenate([first, [len(keys)]]))
-    rank: NDArray[np.int64] = np.arange(len(keys)) - np.repeat(first, lengths)
-    return rank
