@@ -30,9 +30,9 @@ class Job(ctypes.Structure):
     """`struct job` of team.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("ops", "constants", "arenas", "x", "y")),
-        *((name, ctypes.c_int64) for name in ("arena_bytes", "x_stride", "y_stride")),
-        ("seconds", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("ops", "constants", "arenas")),
+        *((name, ctypes.c_int64) for name in ("arena_bytes", "x_floats", "y_floats")),
+        *((name, ctypes.c_void_p) for name in ("x", "y", "seconds")),
         ("count", ctypes.c_int32),
         ("images", ctypes.c_int32),
     )
@@ -116,7 +116,7 @@ def _load(compiler: str, flags: tuple[str, ...], folder: str) -> Library:
     handle.regrow_team_new.argtypes = [ctypes.c_int]
     handle.regrow_team_free.argtypes = [ctypes.c_void_p]
     handle.regrow_team_size.argtypes = [ctypes.c_void_p]
-    handle.regrow_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    handle.regrow_run.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int, ctypes.c_void_p]
     handle.regrow_run.restype = None
     if handle.regrow_sizeof_op() != ctypes.sizeof(native.Op):
         raise NoCompilerError(f"{path} does not match this version of regrow; delete it.")

@@ -224,14 +224,15 @@ INLINE vec min(vec a, vec b) { return choose(a < b, a, b); }
 INLINE vec relu(vec v) { return max(splat(0), v); }
 INLINE vec masked(vec v, const char *mask) { return (vec)((ivec)v & *(const icell *)mask); }
 
-INLINE vec permute(vec v, ivec lanes)
+/* Moves lanes; what the mask excludes becomes zero. */
+INLINE vec permute(vec v, ivec lanes, ivec mask)
 {
 #ifdef __clang__
-    vec moved;
+    vec moved = v;
     for (int l = 0; l < LANES; l++) moved[l] = v[lanes[l]];
-    return moved;
+    return (vec)((ivec)moved & mask);
 #else
-    return __builtin_shuffle(v, lanes);
+    return (vec)((ivec)__builtin_shuffle(v, lanes) & mask);
 #endif
 }
 
@@ -277,12 +278,6 @@ static __attribute__((noinline)) void activate(vec *v, int n, const struct activ
 /* Sums that fit in the registers beside a weight and the odd temporary. */
 #define MAX_SUMS 16
 
-/* A rectangle of tiles of the output, numbered row by row, of which `first` to `last` are to be computed. */
-struct area {
-    int row, col, tiles_across, first, last;
-    int first_group, last_group;
-};
-
 #if WEIGHT_BITS == 16
 /* Half to single precision: shift the bits into place, and let a product correct the exponent. */
 INLINE float widen(uint16_t half)
@@ -314,37 +309,41 @@ INLINE vec read_entry(const struct entry *e, const char *corner, const char **pi
 #endif
 }
 
-/* Where a tile's results go, for channel 0; a channel's are `channel * pitch` further. */
-struct corner {
-    const char *in, *residual, *mask;
-    char *out, *tail;
+/* A tile that is being computed: where it lies in each operand's channel 0. A channel is `channel * pitch` further. */
+struct tile {
+    const struct conv *op;
+    const char *constants, *in, *residual, *mask;
+    char *out, *tail, *scratch;
+    int first_block, last_block;
 };
-
-INLINE struct corner corner_of(const struct conv *op, const struct frame *f, int row, int col)
-{
-    const int64_t x = (int64_t)col * VECTOR;
-    struct corner c;
-    c.in = f->arena + op->in.at + (int64_t)row * op->stride_rows * op->in.row + x * op->stride_cols;
-    c.residual = f->arena + op->residual.at + (int64_t)row * op->residual.row + x;
-    c.mask = f->constants + op->mask + (int64_t)row * op->cols * VECTOR + x;
-    c.out = f->arena + op->out.at + (int64_t)row * op->out.row + x;
-    c.tail = f->arena + op->tail.at + (int64_t)row * op->tail.row + x;
-    return c;
-}
 
 #define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
 #define CELL(p, i, row) ((p) + (i) / across * (int64_t)(row) + (i) % across * VECTOR)
 
+INLINE void start_sums(vec *sums, const struct tile *t, const int32_t *channels, const int together, const int n)
+{
+    if (t->first_block) {
+        const float *bias = (const float *)(t->constants + t->op->bias);
+        EACH(m, together) {
+            const vec b = splat(WEIGHT_BITS == 8 ? 0 : bias[channels[m]]);
+            EACH(i, n) sums[m * n + i] = b;
+        }
+    } else {
+        EACH(m, together) {
+            const char *partial = t->scratch + (int64_t)channels[m] * n * VECTOR;
+            EACH(i, n) sums[m * n + i] = load(partial + i * VECTOR);
+        }
+    }
+}
+
 /* The innermost loop: every weight multiplies the pixels of the tile that lie under it. */
-INLINE void walk(vec *sums, const struct entry *e, const struct entry *end, const char *corner, intptr_t step,
+INLINE void walk(vec *sums, const struct entry *e, const struct entry *end, const char *in, intptr_t step,
                  const int together, const int down, const int across, const int stride)
 {
-    OPAQUE(corner);
-    OPAQUE(step);
     for (; e != end; e += together) {
         EACH(m, together) {
             const char *pixel;
-            const vec weight = read_entry(e + m, corner, &pixel);
+            const vec weight = read_entry(e + m, in, &pixel);
             UNROLL for (int r = 0; r < down; r++, pixel += step) {
                 EACH(c, across) sums[(m * down + r) * across + c] += weight * load(pixel + c * stride * VECTOR);
             }
@@ -364,126 +363,149 @@ INLINE void activate_sums(vec *sums, const int n, const struct activate *act)
     }
 }
 
-INLINE void mask_sums(vec *sums, const struct conv *op, const struct corner *at, const int together, const int down,
-                      const int across)
+INLINE void mask_sums(vec *sums, const struct tile *t, const int together, const int down, const int across)
 {
-    const int n = down * across;
-    if (op->mask == ABSENT) return;
+    const int n = down * across, row = t->op->cols * VECTOR;
+    if (t->op->mask == ABSENT) return;
     EACH(i, n) {
-        const char *mask = CELL(at->mask, i, op->cols * VECTOR);
-        EACH(m, together) sums[m * n + i] = masked(sums[m * n + i], mask);
+        EACH(m, together) sums[m * n + i] = masked(sums[m * n + i], CELL(t->mask, i, row));
+    }
+}
+
+INLINE void store_sums(const vec *sums, char *to, const struct planes *planes, const int32_t *channels,
+                       const int together, const int down, const int across)
+{
+    const int64_t pitch = planes->pitch, row = planes->row;
+    EACH(m, together) {
+        char *out = to + channels[m] * pitch;
+        EACH(i, down * across) store(CELL(out, i, row), sums[m * down * across + i]);
     }
 }
 
 /* The last step, with the sums still in registers. All residuals are read before anything is written: a group that is
  * filled up with a channel it has already gives the same result twice. */
-INLINE void finish(vec *sums, const int64_t *channel, const struct conv *op, const struct activate *acts,
-                   const char *constants, const struct corner *at, const int together, const int down, const int across)
+INLINE void finish(vec *sums, const struct tile *t, const int32_t *channels, const int together, const int down,
+                   const int across)
 {
+    const struct conv *op = t->op;
     const int n = down * across;
 #if WEIGHT_BITS == 8
-    const float *steps = (const float *)(constants + op->step), *bias = (const float *)(constants + op->bias);
+    const float *steps = (const float *)(t->constants + op->step), *bias = (const float *)(t->constants + op->bias);
     EACH(m, together) {
-        EACH(i, n) sums[m * n + i] = sums[m * n + i] * steps[channel[m]] + bias[channel[m]];
+        EACH(i, n) sums[m * n + i] = sums[m * n + i] * steps[channels[m]] + bias[channels[m]];
     }
 #endif
     if (op->residual.at != ABSENT) {
+        const int64_t pitch = op->residual.pitch, row = op->residual.row;
         EACH(m, together) {
-            const char *residual = at->residual + channel[m] * op->residual.pitch;
-            EACH(i, n) sums[m * n + i] += load(CELL(residual, i, op->residual.row));
+            const char *residual = t->residual + channels[m] * pitch;
+            EACH(i, n) sums[m * n + i] += load(CELL(residual, i, row));
         }
     }
-    activate_sums(sums, together * n, &acts[0]);
-    mask_sums(sums, op, at, together, down, across);
-    if (op->out.at != ABSENT) {
-        EACH(m, together) {
-            char *out = at->out + channel[m] * op->out.pitch;
-            EACH(i, n) store(CELL(out, i, op->out.row), sums[m * n + i]);
-        }
-    }
+    activate_sums(sums, together * n, &op->act);
+    mask_sums(sums, t, together, down, across);
+    if (op->out.at != ABSENT) store_sums(sums, t->out, &op->out, channels, together, down, across);
     if (op->tail.at != ABSENT) {
-        const float *scale = (const float *)(constants + op->scale), *shift = (const float *)(constants + op->shift);
+        const float *scale = (const float *)(t->constants + op->scale), *shift = (const float *)(t->constants + op->shift);
         EACH(m, together) {
-            EACH(i, n) sums[m * n + i] = sums[m * n + i] * scale[channel[m]] + shift[channel[m]];
+            EACH(i, n) sums[m * n + i] = sums[m * n + i] * scale[channels[m]] + shift[channels[m]];
         }
-        activate_sums(sums, together * n, &acts[1]);
-        mask_sums(sums, op, at, together, down, across);
-        EACH(m, together) {
-            char *tail = at->tail + channel[m] * op->tail.pitch;
-            EACH(i, n) store(CELL(tail, i, op->tail.row), sums[m * n + i]);
-        }
+        activate_sums(sums, together * n, &op->tail_act);
+        mask_sums(sums, t, together, down, across);
+        store_sums(sums, t->tail, &op->tail, channels, together, down, across);
     }
 }
 
-/* The heart of the engine: tiles of `down` x `across` vectors of `together` output channels at a time.
+/* The heart of the engine: `together` output channels of a tile of `down` x `across` vectors, all sums in registers.
  *
- * The tile is the outer loop, so that its pixels stay in the first-level cache while the weights stream by. If all
- * input channels of a tile are too much for that cache they are walked in blocks, with partial sums in between.
  * Several channels together give a small tile enough independent sums to hide the latency of a multiply-add; their
  * weights are interleaved, and channels of like weight count are put together.
  */
-INLINE void conv_tiles(const struct conv *given, const struct frame *f, const struct area *a, const int together,
-                       const int down, const int across, const int stride)
+INLINE void conv_group(const struct tile *t, const struct entry *e, const struct entry *end, const int32_t *channels,
+                       const int together, const int down, const int across, const int stride)
 {
-    const struct conv op = *given; /* a copy that stores to the arena cannot change, as far as the compiler knows */
-    const struct activate acts[2] = {op.act, op.tail_act};
-    const int n = down * across, first_group = a->first_group, last_group = a->last_group;
-    const char *constants = f->constants;
-    const float *bias = (const float *)(constants + op.bias);
-    const struct entry *entries = (const struct entry *)(constants + op.entries);
-    const int64_t scratch_size = (int64_t)op.channels * op.down * op.across * VECTOR;
-    char *scratch = f->arena + op.scratch + (op.share_channels ? 0 : f->part * scratch_size);
-
-    for (int tile = a->first, last = a->last; tile < last; tile++) {
-        const int row = a->row + tile / a->tiles_across * down, col = a->col + tile % a->tiles_across * across;
-        const struct corner at = corner_of(&op, f, row, col);
-        for (int block = 0; block < op.blocks; block++) {
-            const char *corner = at.in + ((const int32_t *)(constants + op.bases))[block];
-            const int32_t *end_of = (const int32_t *)(constants + op.starts) + block * op.groups + 1;
-            const int32_t *members = (const int32_t *)(constants + op.order) + (block * op.groups + first_group) * together;
-            const struct entry *e = entries + (int64_t)end_of[first_group - 1] * together;
-            for (int group = first_group; group < last_group; group++, members += together) {
-                const struct entry *end = entries + (int64_t)end_of[group] * together;
-                int64_t channel[MAX_SUMS];
-                vec sums[MAX_SUMS];
-                EACH(m, together) {
-                    channel[m] = members[m];
-                    const char *partial = scratch + channel[m] * n * VECTOR;
-                    const vec b = splat(WEIGHT_BITS == 8 ? 0 : bias[channel[m]]);
-                    EACH(i, n) sums[m * n + i] = block == 0 ? b : load(partial + i * VECTOR);
-                }
-                walk(sums, e, end, corner, (intptr_t)op.stride_rows * op.in.row, together, down, across, stride);
-                e = end;
-                if (block + 1 == op.blocks) {
-                    finish(sums, channel, &op, acts, constants, &at, together, down, across);
-                    continue;
-                }
-                EACH(m, together) {
-                    char *partial = scratch + channel[m] * n * VECTOR;
-                    EACH(i, n) store(partial + i * VECTOR, sums[m * n + i]);
-                }
-            }
+    const int n = down * across;
+    vec sums[MAX_SUMS];
+    start_sums(sums, t, channels, together, n);
+    walk(sums, e, end, t->in, (intptr_t)t->op->stride_rows * t->op->in.row, together, down, across, stride);
+    OPAQUE(t); /* what is needed from here on is read again: in the loop every register counts */
+    OPAQUE(channels);
+    if (t->last_block) {
+        finish(sums, t, channels, together, down, across);
+    } else {
+        EACH(m, together) {
+            char *partial = t->scratch + (int64_t)channels[m] * n * VECTOR;
+            EACH(i, n) store(partial + i * VECTOR, sums[m * n + i]);
         }
     }
 }
 
 /* TILES lists the tiles that exist, T(together, down, across, stride); whoever includes this file defines it. */
+typedef void group_function(const struct tile *, const struct entry *, const struct entry *, const int32_t *);
+
 #define DEFINE(together, down, across, stride) \
-    static void conv_##together##_##down##_##across##_##stride(const struct conv *op, const struct frame *f, \
-                                                               const struct area *a) \
+    static void conv_##together##_##down##_##across##_##stride(const struct tile *t, const struct entry *e, \
+                                                               const struct entry *end, const int32_t *channels) \
     { \
-        conv_tiles(op, f, a, together, down, across, stride); \
+        conv_group(t, e, end, channels, together, down, across, stride); \
     }
 TILES(DEFINE)
 
 #define KEY(together, down, across, stride) ((((together) * 32 + (down)) * 32 + (across)) * 4 + (stride))
 #define CASE(together, down, across, stride) \
-    case KEY(together, down, across, stride): conv_##together##_##down##_##across##_##stride(op, f, a); break;
+    case KEY(together, down, across, stride): return conv_##together##_##down##_##across##_##stride;
 
-static void conv_area(const struct conv *op, const struct frame *f, const struct area *a, int down, int across)
+static group_function *find_function(int together, int down, int across, int stride)
 {
-    const int stride = across == 1 ? 1 : op->stride_cols; /* a single column has no neighbour to be a stride away from */
-    switch (KEY(op->together, down, across, stride)) { TILES(CASE) }
+    if (across == 1) stride = 1; /* a single column has no neighbour to be a stride away from */
+    switch (KEY(together, down, across, stride)) { TILES(CASE) }
+    return NULL;
+}
+
+/* A rectangle of tiles of the output, numbered row by row, of which `first` to `last` are to be computed. */
+struct area {
+    int row, col, down, across, tiles_across, first, last;
+    int first_group, last_group;
+};
+
+static struct tile tile_at(const struct conv *op, const struct frame *f, int row, int col)
+{
+    const int64_t x = (int64_t)col * VECTOR;
+    const int64_t scratch_size = (int64_t)op->channels * op->down * op->across * VECTOR;
+    struct tile t = {.op = op, .constants = f->constants};
+    t.in = f->arena + op->in.at + (int64_t)row * op->stride_rows * op->in.row + x * op->stride_cols;
+    t.residual = f->arena + op->residual.at + (int64_t)row * op->residual.row + x;
+    t.mask = f->constants + op->mask + (int64_t)row * op->cols * VECTOR + x;
+    t.out = f->arena + op->out.at + (int64_t)row * op->out.row + x;
+    t.tail = f->arena + op->tail.at + (int64_t)row * op->tail.row + x;
+    t.scratch = f->arena + op->scratch + (op->share_channels ? 0 : f->part * scratch_size);
+    return t;
+}
+
+/* The tile is the outer loop, so that its pixels stay in the first-level cache while the weights stream by. If all
+ * input channels of a tile are too much for that cache they are walked in blocks, with partial sums in between. */
+static void conv_area(const struct conv *op, const struct frame *f, const struct area *a)
+{
+    const struct entry *entries = (const struct entry *)(f->constants + op->entries);
+    const int32_t *bases = (const int32_t *)(f->constants + op->bases);
+    const int together = op->together;
+    group_function *compute = find_function(together, a->down, a->across, op->stride_cols);
+
+    for (int number = a->first; number < a->last; number++) {
+        const int row = a->row + number / a->tiles_across * a->down, col = a->col + number % a->tiles_across * a->across;
+        struct tile t = tile_at(op, f, row, col);
+        const char *corner = t.in;
+        for (int block = 0; block < op->blocks; block++) {
+            const int32_t *starts = (const int32_t *)(f->constants + op->starts) + block * op->groups;
+            const int32_t *order = (const int32_t *)(f->constants + op->order) + block * op->groups * together;
+            t.in = corner + bases[block];
+            t.first_block = block == 0;
+            t.last_block = block + 1 == op->blocks;
+            for (int group = a->first_group; group < a->last_group; group++)
+                compute(&t, entries + (int64_t)starts[group] * together, entries + (int64_t)starts[group + 1] * together,
+                        order + group * together);
+        }
+    }
 }
 
 /* Whole tiles first; rows and columns that are left over go one by one. */
@@ -500,13 +522,13 @@ static void conv_rectangle(const struct conv *op, const struct frame *f, int y0,
             const int col = beside ? x0 + whole_cols : x0, cols = beside ? x1 - col : whole_cols;
             const int tiles = (rows / down) * (cols / across);
             const struct share s = share_of(f, tiles);
-            struct area a = {row, col, cols / across, s.first, s.last, 0, op->groups};
+            struct area a = {row, col, down, across, cols / across, s.first, s.last, 0, op->groups};
             if (tiles == 0) continue;
             if (by_channel) {
                 a.first = 0, a.last = tiles;
                 a.first_group = parts[f->part], a.last_group = parts[f->part + 1];
             }
-            conv_area(op, f, &a, down, across);
+            conv_area(op, f, &a);
         }
     }
 }
@@ -556,6 +578,18 @@ static void run_gather(const struct gather *op, const struct frame *f)
     }
 }
 
+/* Moves a cell of `count` channels; four at a time, because the loop would take longer than the moving. */
+INLINE void fill(char *from, char *to, int64_t pitch, int count, const struct neighbour *n)
+{
+    const ivec lanes = n->lanes, mask = n->mask;
+    int c = 0;
+    for (; c + 4 <= count; c += 4, from += 4 * pitch, to += 4 * pitch) {
+        EACH(i, 4) store(to + i * pitch, permute(load(from + i * pitch), lanes, mask));
+    }
+    for (; c < count; c++, from += pitch, to += pitch)
+        store(to, permute(load(from), lanes, mask));
+}
+
 static void run_halo(const struct halo *op, const struct frame *f)
 {
     enum { CHANNELS = 32 }; /* at a time: cell by cell, so that lanes and mask stay in registers */
@@ -564,13 +598,10 @@ static void run_halo(const struct halo *op, const struct frame *f)
     const struct share s = share_of(f, op->channels);
     for (int first = s.first; first < s.last; first += CHANNELS) {
         const int count = s.last - first < CHANNELS ? s.last - first : CHANNELS;
-        for (int i = 0; i < op->cells; i++) {
-            const struct neighbour n = *(const struct neighbour *)(neighbours + moves[i].neighbour);
-            char *plane = f->arena + op->image.at + (int64_t)first * op->image.pitch;
-            const int64_t to = moves[i].to, from = moves[i].from, pitch = op->image.pitch;
-            for (int channel = 0; channel < count; channel++, plane += pitch)
-                store(plane + to, (vec)((ivec)permute(load(plane + from), n.lanes) & n.mask));
-        }
+        char *plane = f->arena + op->image.at + (int64_t)first * op->image.pitch;
+        for (int i = 0; i < op->cells; i++)
+            fill(plane + moves[i].from, plane + moves[i].to, op->image.pitch, count,
+                 (const struct neighbour *)(neighbours + moves[i].neighbour));
     }
 }
 

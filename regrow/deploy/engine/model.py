@@ -129,7 +129,7 @@ class CompiledModel:
 class _Session:
     """What one call at a time needs: arenas and a team of threads."""
 
-    def __init__(self, library: Library, plan: Plan, constants: Block, threads: int) -> None:
+    def __init__(self, library: Library, plan: Plan, constants: Block, threads: int, floats: tuple[int, int]) -> None:
         handle = library.handle
         self.team = handle.regrow_team_new(threads)
         if not self.team:
@@ -142,6 +142,8 @@ class _Session:
             constants=constants.address,
             arenas=self.arenas.address,
             arena_bytes=arena_bytes,
+            x_floats=floats[0],
+            y_floats=floats[1],
             count=len(plan.ops),
         )
         self.job_address = ctypes.addressof(self.job)
@@ -174,11 +176,9 @@ class NativeRunner:
         try:
             session = self._idle.pop()
         except IndexError:
-            session = _Session(self.library, self.plan, self._constants, self.threads)
-        job = session.job
-        job.x, job.y, job.images, job.seconds = x.data_ptr(), y.data_ptr(), images, seconds
-        job.x_stride, job.y_stride = x.stride(0), y.stride(0)
-        session.run(session.team, session.job_address)
+            floats = (x[0].numel(), y[0].numel())
+            session = _Session(self.library, self.plan, self._constants, self.threads, floats)
+        session.run(session.team, session.job_address, x.data_ptr(), y.data_ptr(), images, seconds)
         self._idle.append(session)
 
     def profile(self, x: torch.Tensor, y: torch.Tensor, repeat: int) -> Profile:

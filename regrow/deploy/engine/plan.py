@@ -78,7 +78,7 @@ def problem_of(step: ConvStep, lanes: int) -> Problem:
     node = _conv_node(step)
     rows, cols = _region(step)
     nonzeros = int(torch.count_nonzero(node.weight))
-    return Problem(rows, cols, node.x.channels, node.kernel, node.stride, lanes, nonzeros / node.out.channels)
+    return Problem(rows, cols, node.x.channels, node.kernel, step.stride, lanes, nonzeros / node.out.channels)
 
 
 def write_plan(
@@ -117,7 +117,7 @@ def _out_planes(step: ConvStep) -> Planes:
 def _region(step: ConvStep) -> tuple[int, int]:
     """Rows and columns of the output's region; one long row if nothing tells the rows apart."""
     node, grid = _conv_node(step), _out_planes(step).grid
-    pointwise = node.kernel == (1, 1) and node.stride == (1, 1) and node.padding == (0, 0)
+    pointwise = node.kernel == (1, 1) and step.stride == (1, 1) and node.padding == (0, 0)
     plain = all(b.planes is not None and not b.planes.halo for b in (*step.reads, *step.writes))
     return (1, grid.rows * grid.cols) if pointwise and plain else (grid.rows, grid.cols)
 
@@ -261,8 +261,8 @@ class _Writer:
             together=tile.together,
             down=tile.down,
             across=tile.across,
-            stride_rows=node.stride[0],
-            stride_cols=node.stride[1],
+            stride_rows=step.stride[0],
+            stride_cols=step.stride[1],
             share_channels=shares_channels,
             act=_activate(node.activation),
             tail_act=_activate(tail.activation if tail is not None else Activation()),

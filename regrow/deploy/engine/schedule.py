@@ -25,27 +25,39 @@ from regrow.deploy.engine.graph import (
     Reshape,
     Value,
 )
-from regrow.deploy.engine.layout import Grid, Halo, Planes, choose_grid
+from regrow.deploy.engine.layout import Grid, Halo, IntArray, Planes, choose_grid
 
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Memory for one value: planes, or plain row-major floats if `planes` is None.
+    """Memory for `channels` images: planes, or plain row-major floats if `planes` is None.
 
     `external` buffers are the caller's; a buffer with a `root` is a part of it, from channel (or float) `first` on.
     """
 
     channels: int
-    pixels: int
+    size: tuple[int, int]
     planes: Planes | None
     external: Literal["input", "output"] | None = None
     root: Buffer | None = None
     first: int = 0
 
     @property
+    def pixels(self) -> int:
+        """How many pixels each channel has."""
+        return self.size[0] * self.size[1]
+
+    @property
     def whole(self) -> Buffer:
         """The buffer that has a place of its own in the arena."""
         return self.root or self
+
+    def index(self, y: IntArray, x: IntArray) -> IntArray:
+        """Where pixels lie in a channel, counted in floats; -1 for those outside the image."""
+        if self.planes is not None:
+            return self.planes.index(y, x)
+        inside = (y >= 0) & (y < self.size[0]) & (x >= 0) & (x < self.size[1])
+        return np.where(inside, y * self.size[1] + x, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +77,7 @@ class ConvStep(Step):
     out: Buffer | None
     residual: Buffer | None
     tail: Buffer | None
+    stride: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,14 +219,14 @@ class _Scheduler:
             first = 0
             for part in node.parts:
                 if part in movable and part not in homes:
-                    homes[part] = Buffer(part.channels, part.pixels, joined.planes, root=joined, first=first)
+                    homes[part] = Buffer(part.channels, part.size, joined.planes, root=joined, first=first)
                 first += part.channels
         return homes
 
     # ---- buffers
 
     def _new(self, value: Value, planes: Planes | None) -> Buffer:
-        return Buffer(value.channels, value.pixels, planes)
+        return Buffer(value.channels, value.size, planes)
 
     def _home(self, value: Value) -> Buffer:
         """Where a value is written by the node that makes it."""
@@ -243,18 +256,16 @@ class _Scheduler:
         planes = Planes(*value.size, grid, halo)
         return self._keep(value, self._copy(source, self._new(value, planes), node, padding), padding)
 
-    def _copy(self, source: Buffer, target: Buffer, node: Node, fill: float = 0.0) -> Buffer:
-        """Gather `target` from `source`, whatever the two layouts."""
-        planes = target.planes or source.planes
-        table = None
-        if planes is not None:
-            if target.planes is not None:
-                y, x = target.planes.coordinates(halo=True)
-            else:
-                y, x = np.indices((planes.height, planes.width), dtype=np.int64)
-            inside = planes.contains(y, x)
-            plain = np.where(inside, y * planes.width + x, -1)
-            table = (source.planes.index(y, x) if source.planes is not None else plain).reshape(-1)
+    def _copy(
+        self, source: Buffer, target: Buffer, node: Node, fill: float = 0.0, step: tuple[int, int] = (1, 1)
+    ) -> Buffer:
+        """Gather `target` from every `step`-th pixel of `source`, whatever the two layouts."""
+        if target.planes is not None:
+            y, x = target.planes.coordinates(halo=True)
+        else:
+            y, x = np.indices(target.size, dtype=np.int64)
+        plain = source.planes is None and target.planes is None
+        table = None if plain else source.index(y * step[0], x * step[1]).reshape(-1)
         self.steps.append(GatherStep(node, (source,), (target,), table, fill))
         return target
 
@@ -268,12 +279,10 @@ class _Scheduler:
     def add(self, node: Node) -> None:
         """Append the steps of one node."""
         if isinstance(node, Input):
-            self._keep(node.out, Buffer(node.out.channels, node.out.pixels, None, external="input"))
+            self._keep(node.out, Buffer(node.out.channels, node.out.size, None, external="input"))
         elif isinstance(node, Reshape):
             flat = self._flat(node.x, node)
-            self._keep(
-                node.out, Buffer(node.out.channels, node.out.pixels, None, flat.external, flat.whole, flat.first)
-            )
+            self._keep(node.out, Buffer(node.out.channels, node.out.size, None, flat.external, flat.whole, flat.first))
         elif isinstance(node, Conv):
             self._conv(node)
         elif isinstance(node, Pool):
@@ -308,7 +317,7 @@ class _Scheduler:
             self._exchange(node, buffer)
 
     def _conv(self, node: Conv) -> None:
-        x = self._in_planes(node, *self._wanted(node))
+        x, stride = self._conv_input(node)
         residual = None
         if node.residual is not None:
             residual = self._in_planes(node, node.residual, self.grids[node.out.size])
@@ -316,8 +325,20 @@ class _Scheduler:
         tail = self._written_planes(node.tail.out) if node.tail is not None else None
         reads = (x,) if residual is None else (x, residual)
         writes = tuple(buffer for buffer in (out, tail) if buffer is not None)
-        self.steps.append(ConvStep(node, reads, writes, x, out, residual, tail))
+        self.steps.append(ConvStep(node, reads, writes, x, out, residual, tail, stride))
         self._finish(node, *zip(node.outputs, writes, strict=True))
+
+    def _conv_input(self, node: Conv) -> tuple[Buffer, tuple[int, int]]:
+        """What a convolution reads, and the stride that is left to it.
+
+        If pixels have to move anyway, those that a strided 1 x 1 kernel skips stay behind.
+        """
+        value, grid, padding = self._wanted(node)
+        moves = all(b.planes is None or b.planes.grid != grid for _, b in self.versions[value])
+        if not moves or node.kernel != (1, 1) or node.padding != (0, 0):
+            return self._in_planes(node, value, grid, padding), node.stride
+        target = Buffer(value.channels, node.out.size, Planes(*node.out.size, self.grids[node.out.size]))
+        return self._copy(self.versions[value][0][1], target, node, step=node.stride), (1, 1)
 
     def _pool(self, node: Pool) -> None:
         x = self._in_planes(node, *self._wanted(node))
@@ -336,7 +357,7 @@ class _Scheduler:
         first, copied = 0, []
         for part in node.parts:
             home = self.homes.get(part)
-            window = Buffer(part.channels, part.pixels, out.planes, root=out.whole, first=out.first + first)
+            window = Buffer(part.channels, part.size, out.planes, root=out.whole, first=out.first + first)
             if home is None or home.root is not out or home.first != first:
                 source = self._flat(part, node) if out.planes is None else self._home_version(node, part)
                 self._copy_part(node, source, window)
@@ -353,7 +374,7 @@ class _Scheduler:
 
     def give(self, output: Value) -> None:
         """Let the last step write the caller's output."""
-        target = Buffer(output.channels, output.pixels, None, external="output")
+        target = Buffer(output.channels, output.size, None, external="output")
         node = self.makers[output]
         source = next((b for _, b in self.versions[output] if b.planes is None), self.versions[output][0][1])
         last = self.steps[-1] if self.steps else None

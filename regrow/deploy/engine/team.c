@@ -22,10 +22,10 @@ struct job {
     const struct op *ops;
     const char *constants;
     char *arenas;
+    int64_t arena_bytes, x_floats, y_floats; /* of one thread; of one image */
     const float *x;
     float *y;
-    int64_t arena_bytes, x_stride, y_stride; /* strides in floats */
-    double *seconds;                         /* for each operation the least time seen, or NULL */
+    double *seconds; /* for each operation the least time seen, or NULL */
     int32_t count, images;
 };
 
@@ -68,8 +68,8 @@ static void barrier(struct team *team)
 
 static void run_image(struct team *team, const struct job *job, struct frame *f, int image)
 {
-    f->x = job->x + image * job->x_stride;
-    f->y = job->y + image * job->y_stride;
+    f->x = job->x + image * job->x_floats;
+    f->y = job->y + image * job->y_floats;
     for (int i = 0; i < job->count; i++) {
         const double start = job->seconds ? now() : 0;
         run_op(job->ops + i, f);
@@ -157,8 +157,10 @@ struct team *regrow_team_new(int size)
 
 int regrow_team_size(const struct team *team) { return team->size; }
 
-void regrow_run(struct team *team, const struct job *job)
+/* Runs `images` images from x to y; a job belongs to one team and is run by one caller at a time. */
+void regrow_run(struct team *team, struct job *job, const float *x, float *y, int images, double *seconds)
 {
+    job->x = x, job->y = y, job->images = images, job->seconds = seconds;
     if (team->size == 1) {
         team->job = job;
         work(team, 0);
