@@ -37,7 +37,8 @@ test: lint types layers  ## what CI runs: lint, types, layers and the tests
 demo: install  ## train on digits dense, pruned afterwards and with DPF, and compare (a minute, no download)
 	$(BIN)/regrow demo
 
-check: test  ## `test` and everything slow
+check: test  ## `test` and everything slow, with the frameworks that the examples are for
+	$(PIP) install -c constraints.txt -e ".[hosts]"
 	$(BIN)/python -m pytest -n 2 -m slow
 
 clean:  ## remove what was built, not what was measured
