@@ -51,7 +51,7 @@ class PrunerCallback(Callback):
         pruner = getattr(module, self.attribute, None)
         if not isinstance(pruner, Pruner):
             raise AttributeError(
-                f"{type(module).__name__}.{self.attribute} must be a pruner, it is {pruner!r}: in configure_optimizers, "
+                f"{type(module).__name__}.{self.attribute} must be a pruner, it is {pruner!r}: in configure_optimizers "
                 f"write self.{self.attribute} = regrow.DPF(self, optimizer, ...)"
             )
         return pruner
