@@ -47,9 +47,10 @@ def _explain(error: Exception) -> int:
 def _expected(error: Exception) -> bool:
     from regrow.data import DataError
     from regrow.deploy.container import FormatError
+    from regrow.sweep import SweepError
     from regrow.train.files import FolderError
     from regrow.train.loop import DivergedError
 
     if isinstance(error, ImportError):
         return "regrow[" in str(error)  # an extra is not installed, and the message says which
-    return isinstance(error, DataError | FormatError | FolderError | DivergedError)
+    return isinstance(error, DataError | FormatError | FolderError | DivergedError | SweepError)

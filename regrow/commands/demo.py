@@ -73,7 +73,7 @@ def comparison(out: Path) -> Iterator[Row]:
 
 
 def _result(folder: Path) -> Mapping[str, Any]:
-    from regrow.train.run import read_result
+    from regrow.train.folder import read_result
 
     result = read_result(folder)
     assert result is not None, "the run has just been completed"

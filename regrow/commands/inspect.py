@@ -71,8 +71,8 @@ def _unfinished(folder: Path) -> Account:
     from regrow.core.masks import unpack
     from regrow.train import checkpoint
     from regrow.train.files import FolderError
+    from regrow.train.folder import read_recipe
     from regrow.train.parts import make_model
-    from regrow.train.run import read_recipe
 
     if not (folder / "checkpoint.pt").is_file():
         raise FolderError(f"{folder} has no checkpoint yet.")

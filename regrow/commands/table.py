@@ -14,6 +14,7 @@ from regrow.commands.inspect import inspect
 from regrow.commands.methods import methods
 from regrow.commands.recipes import recipes
 from regrow.commands.report import report
+from regrow.commands.sweep import sweep
 from regrow.commands.train import default_recipe, train_command
 from regrow.train.config import Recipe
 
@@ -34,6 +35,7 @@ def _commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
     training = arguments[:1] == ["train"]
     return {
         "train": train_command(default_recipe(arguments[1:]) if training else Recipe()),
+        "sweep": sweep,
         "demo": demo,
         "recipes": recipes,
         "methods": methods,

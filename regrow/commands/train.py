@@ -35,7 +35,7 @@ def default_recipe(arguments: Sequence[str]) -> Recipe:
     if arguments and not arguments[0].startswith("-"):
         return load_recipe(arguments[0])
     if "--resume" in arguments[:-1]:
-        from regrow.train.run import read_recipe
+        from regrow.train.folder import read_recipe
 
         return read_recipe(arguments[arguments.index("--resume") + 1])
     return Recipe()
@@ -105,8 +105,9 @@ def _draw(event: Event) -> None:
 
 
 def _rehearse(recipe: Recipe) -> int:
-    from regrow.train.display import duration, title
+    from regrow.train.display import title
     from regrow.train.rehearsal import rehearse
+    from regrow.train.text import duration
 
     found = rehearse(recipe)
     print(f"{title(recipe)}\n\n{found.account.table()}\n")

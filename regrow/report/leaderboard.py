@@ -10,7 +10,7 @@ from regrow.report.runs import Run
 from regrow.report.tasks import Entry, Task, method_title, percent
 from regrow.report.text import plus_minus, quantity
 from regrow.train.config import Recipe
-from regrow.train.display import duration
+from regrow.train.text import duration
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 from regrow.train.config import Recipe
 from regrow.train.files import FolderError
+from regrow.train.folder import read_recipe, read_result
 from regrow.train.metrics import read_metrics
-from regrow.train.run import read_recipe, read_result
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from regrow.methods.registry import find_method
 from regrow.train.config import Recipe
 from regrow.train.events import EpochEnded, Event, Finished, Started, Stepped
 from regrow.train.pruning import ramps
+from regrow.train.text import duration, short
 
 
 class Display:
@@ -132,31 +133,6 @@ def title(recipe: Recipe) -> str:
     """Return the run's heading, such as `resnet20 · CIFAR-10 · dpf 90 %`."""
     pruned = recipe.method if recipe.method == "dense" else f"{recipe.method} {100 * recipe.sparsity:g} %"
     return f"{recipe.model} · {data.info(recipe.data).title} · {pruned}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in the two units that matter.
-
-    >>> duration(11_100)
-    '3 h 05 m'
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} m"
-    return f"{minutes} m {rest:02} s" if minutes else f"{rest} s"
-
-
-def short(count: int) -> str:
-    """Return a large number in the unit that fits it.
-
-    >>> short(40_812_544), short(162_688)
-    ('40.8 M', '162.7 k')
-    """
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return str(count)
 
 
 def _facts(heading: str) -> Table:

@@ -12,6 +12,10 @@ from pathlib import Path
 from regrow.train.files import FolderError, cannot_write
 
 
+class InUseError(FolderError):
+    """Another process has the folder."""
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold `folder` for this process. The system lets go of the lock however the process ends, even killed."""
@@ -26,7 +30,7 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "another process"
-            raise FolderError(f"{folder} is in use by {holder}. Stop it, or give another folder with --out.") from None
+            raise InUseError(f"{folder} is in use by {holder}. Stop it, or give another folder with --out.") from None
         file.truncate(0)
         file.write(f"process {os.getpid()} (since {time.strftime('%H:%M')})")
         file.flush()

@@ -18,6 +18,7 @@ from regrow.train.config import Recipe
 from regrow.train.environment import environment, versions
 from regrow.train.events import EpochEnded, Event, Finished, Listener, Started, Stepped
 from regrow.train.files import FolderError, cannot_write, remove_partial, write_json, write_whole
+from regrow.train.folder import read_result
 from regrow.train.lock import locked
 from regrow.train.loop import DivergedError, make_trainer
 from regrow.train.metrics import Metrics
@@ -52,26 +53,6 @@ def run(
         return _Run(_settled(recipe, folder), folder, list(listeners), save_every, stop).complete()
 
 
-def read_recipe(folder: Path | str) -> Recipe:
-    """Return the recipe of the run in `folder`."""
-    path = Path(folder) / "recipe.toml"
-    if not path.is_file():
-        raise FolderError(f"{folder} is not a run: it has no recipe.toml.")
-    return Recipe.read(path)
-
-
-def read_result(folder: Path | str) -> dict[str, Any] | None:
-    """Return the result of the run in `folder`, or None while it is not finished."""
-    path = Path(folder) / "result.json"
-    try:
-        result: dict[str, Any] = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise FolderError(f"{path} is damaged: {error}") from None
-    return result
-
-
 def _settled(recipe: Recipe, folder: Path) -> Recipe:
     """Return the recipe with what was left open decided: as the folder has it, or as it is here."""
     path = folder / "recipe.toml"
@@ -80,7 +61,7 @@ def _settled(recipe: Recipe, folder: Path) -> Recipe:
         if saved.key() != recipe.key():
             raise FolderError(f"{folder} holds another run: {_differences(saved, recipe)}. Give another with --out.")
         return dataclasses.replace(recipe, threads=recipe.threads or saved.threads)
-    if foreign := sorted(entry.name for entry in folder.iterdir() if entry.name != "lock"):
+    if foreign := sorted(entry.name for entry in folder.iterdir() if entry.name not in ("lock", "log.txt")):
         raise FolderError(f"{folder} is not a run but has files ({foreign[0]}, …). Give another folder with --out.")
     return dataclasses.replace(recipe, threads=recipe.threads or torch.get_num_threads())
 

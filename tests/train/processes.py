@@ -23,7 +23,7 @@ RECIPE = Recipe(
 
 def context():
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["regrow.train.run"])
+    server.set_forkserver_preload(["regrow.sweep.work", "torch._dynamo"])
     return server
 
 
@@ -49,8 +49,8 @@ def wait_for(path: Path, process, seconds: float = 60) -> None:
 
 def outcome(folder: Path) -> tuple[bytes, list, dict]:
     """What must be the same bits after any number of interruptions: all but the clock."""
+    from regrow.train.folder import read_result
     from regrow.train.metrics import read_metrics
-    from regrow.train.run import read_result
 
     timed = {"seconds", "images_per_second"}
     records = [{k: v for k, v in record.items() if k not in timed} for record in read_metrics(folder)]

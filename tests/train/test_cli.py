@@ -28,7 +28,7 @@ QUICK_OPTIONS = ("--width", "4", "--epochs", "2", "--batch", "256", "--threads",
 
 def test_python_m_regrow_shows_the_commands():
     shown = subprocess.run([sys.executable, "-m", "regrow"], capture_output=True, text=True, check=True).stdout
-    for command in ("train", "demo", "recipes", "methods", "inspect", "env", "completion"):
+    for command in ("train", "sweep", "demo", "recipes", "methods", "inspect", "env", "completion"):
         assert command in shown
 
 

@@ -8,8 +8,9 @@ from safetensors.torch import load_file
 from regrow.train.config import Recipe, RecipeError
 from regrow.train.events import EpochEnded, Finished, Started
 from regrow.train.files import FolderError
+from regrow.train.folder import read_recipe, read_result
 from regrow.train.metrics import read_metrics
-from regrow.train.run import read_recipe, read_result, run
+from regrow.train.run import run
 
 QUICK = Recipe(data="digits", model="small", width=4, epochs=3, batch=256, threads=1)
 

@@ -11,9 +11,10 @@ import torch
 
 from regrow.train import checkpoint
 from regrow.train.files import FolderError
+from regrow.train.folder import read_result
 from regrow.train.lock import locked
 from regrow.train.loop import DivergedError
-from regrow.train.run import read_result, run
+from regrow.train.run import run
 from tests.train.processes import RECIPE, outcome, start, train, wait_for
 from tests.train.test_run import METHODS
 

@@ -1,0 +1,70 @@
+"""Where runs are worked on: the interface that the driver needs, and the choice by name."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from regrow.sweep.job import Job, Outcome
+from regrow.train.config import RecipeError
+
+PLACES = ("local", "ray", "slurm")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one run gets, and where the cluster is."""
+
+    cpus: int = 1
+    """Processors of a run; also its threads where the recipe leaves them open."""
+    gpus: int = 0
+    """GPUs of a run, for recipes with device = "cuda"."""
+    address: str | None = None
+    """Ray: the address of a cluster, "auto" for one on this machine; None starts one here.
+    SLURM: "local" tries the same without SLURM, in processes on this machine."""
+    partition: str | None = None
+    """SLURM: the partition; None is the cluster's default."""
+    minutes: int = 24 * 60
+    """SLURM: the time limit of a job; a run that needs longer goes on in the next one."""
+
+
+class Pool(Protocol):
+    """Works on jobs; the driver never submits more than `workers` at a time."""
+
+    workers: int
+
+    def submit(self, job: Job) -> None:
+        """Begin to work on `job`."""
+
+    def wait(self, seconds: float) -> list[tuple[Job, Outcome]]:
+        """Return the jobs that have ended, after at most about `seconds`."""
+
+    def close(self) -> None:
+        """Let the runs under way save their state, and end all workers."""
+
+
+def make_pool(on: str, workers: int | None, resources: Resources, jobs: Sequence[Job]) -> Pool:
+    """Return the pool with the name `on`; what it needs is imported here and not before."""
+    check_place(on)
+    if on == "local":
+        from regrow.sweep.local import LocalPool
+
+        return LocalPool(min(workers or _processes(jobs, resources), len(jobs)), threads=resources.cpus)
+    raise RecipeError(f"runs cannot be worked on {on!r}")
+
+
+def check_place(on: str) -> None:
+    """Refuse a name that is none of `PLACES`."""
+    if on not in PLACES:
+        near = difflib.get_close_matches(on, PLACES, 1, 0.4)
+        hint = f" Perhaps you meant {near[0]!r}." if near else ""
+        raise RecipeError(f"runs are worked on {', '.join(PLACES)}, got {on!r}.{hint}")
+
+
+def _processes(jobs: Sequence[Job], resources: Resources) -> int:
+    """Return how many runs this machine's processors have room for."""
+    threads = max(job.recipe.threads or resources.cpus for job in jobs)
+    return max(1, len(os.sched_getaffinity(0)) // threads)

@@ -1,0 +1,30 @@
+"""What a run folder says about its run, read without importing torch: thousands are listed in a moment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from regrow.train.config import Recipe
+from regrow.train.files import FolderError
+
+
+def read_recipe(folder: Path | str) -> Recipe:
+    """Return the recipe of the run in `folder`."""
+    path = Path(folder) / "recipe.toml"
+    if not path.is_file():
+        raise FolderError(f"{folder} is not a run: it has no recipe.toml.")
+    return Recipe.read(path)
+
+
+def read_result(folder: Path | str) -> dict[str, Any] | None:
+    """Return the result of the run in `folder`, or None while it is not finished."""
+    path = Path(folder) / "result.json"
+    try:
+        result: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise FolderError(f"{path} is damaged: {error}") from None
+    return result

@@ -1,0 +1,46 @@
+import pytest
+
+from tests.sweep.test_run_all import QUICK
+from tests.train.test_cli import call
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(QUICK.to_toml() + "[grid]\nseed = [0, 1]\n", encoding="utf-8")
+    return path
+
+
+def test_a_sweep_is_listed_run_and_found_finished(capsys, tmp_path, sweep):
+    arguments = ("sweep", sweep, "--out", tmp_path / "runs")
+    code, said, _ = call(capsys, *arguments, "--dry-run")
+    assert code == 0
+    assert said.count("to do") == 2
+    assert "2 runs, 0 finished. Nothing was started." in said
+    assert not (tmp_path / "runs").exists()
+    code, said, _ = call(capsys, *arguments, "--workers", "1")
+    assert code == 0
+    assert said.startswith("2 runs, 1 at a time\n1/2  digits-small-dpf90-s0-")
+    assert f"all finished. See them with: regrow report {tmp_path / 'runs'}" in said
+    code, said, _ = call(capsys, *arguments, "--dry-run")
+    assert "2 runs, 2 finished" in said
+    assert said.count("finished  top-1") == 2
+    code, said, _ = call(capsys, *arguments)
+    assert code == 0
+    assert said.startswith("2 runs, 2 of them finished before\n")
+
+
+def test_a_failed_run_is_named_with_its_reason_and_the_exit_code_says_so(capsys, tmp_path, sweep):
+    sweep.write_text(sweep.read_text() + 'targets = ["conv9"]\n')
+    code, said, errors = call(capsys, "sweep", sweep, "--out", tmp_path / "runs")
+    assert code == 1
+    assert "2 of 2 runs failed" in errors
+    assert errors.count("no weight matches target 'conv9'") == 2
+    assert "Traceback" not in errors + said
+
+
+def test_a_misspelt_field_is_answered_with_the_nearest(capsys, tmp_path, sweep):
+    sweep.write_text("sparsty = 0.9\n")
+    code, _, errors = call(capsys, "sweep", sweep)
+    assert code == 2
+    assert "Perhaps you meant 'sparsity'" in errors
