@@ -10,11 +10,16 @@ import os
 import sys
 from collections.abc import Sequence
 
+from regrow.version import __version__
+
 FAILED, MISUSED = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command in `arguments` (by default those of the process) and exit with its code."""
+    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        print(f"regrow {__version__}")
+        sys.exit(0)
     try:
         from regrow.commands.table import call
     except ImportError as error:
