@@ -6,13 +6,10 @@ wrong; 130 and 143 stopped by SIGINT or SIGTERM with everything saved.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
 from regrow.version import __version__
-
-FAILED, MISUSED = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -29,33 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = call(list(sys.argv[1:] if arguments is None else arguments))
     except Exception as error:
-        code = _explain(error)
+        from regrow.commands.errors import explain
+
+        code = explain(error)
     sys.exit(code)
-
-
-def _explain(error: Exception) -> int:
-    """Print an error that has an explanation in one line; raise what is a bug of ours."""
-    from regrow.train.config import RecipeError
-
-    if isinstance(error, RecipeError):
-        code = MISUSED
-    elif _expected(error):
-        code = FAILED
-    else:
-        raise error
-    if os.environ.get("REGROW_DEBUG"):
-        raise error
-    print(f"regrow: {error}", file=sys.stderr)
-    return code
-
-
-def _expected(error: Exception) -> bool:
-    from regrow.data import DataError
-    from regrow.deploy.container import FormatError
-    from regrow.sweep import SweepError
-    from regrow.train.files import FolderError
-    from regrow.train.loop import DivergedError
-
-    if isinstance(error, ImportError):
-        return "regrow[" in str(error)  # an extra is not installed, and the message says which
-    return isinstance(error, DataError | FormatError | FolderError | DivergedError | SweepError)

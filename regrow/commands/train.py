@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from regrow.train.catalog import load_recipe
-from regrow.train.config import Recipe
+from regrow.train.config import Recipe, RecipeError
 
 if TYPE_CHECKING:
     from regrow.train.events import Event, Listener
@@ -52,6 +52,8 @@ def train_command(default: Recipe) -> Callable[..., int]:
         resume: Path | None = None,
         dry_run: bool = False,
         save_every: float = 120.0,
+        nproc: int = 1,
+        restarts: int = 3,
         recipe: Fields = defaults,
     ) -> int:
         """Train a network as a recipe says: `regrow train digits --sparsity 0.95`.
@@ -65,12 +67,37 @@ def train_command(default: Recipe) -> Callable[..., int]:
             resume: Folder of a run to continue with the recipe that it holds.
             dry_run: Train a few batches, make one mask, estimate the time, and write nothing.
             save_every: Seconds between checkpoints; one is written after every epoch as well.
+            nproc: Processes on this machine that share each batch. For more machines see docs/scaling.md.
+            restarts: With --nproc, how often all are started again after one has died.
             recipe: Fields of the recipe, with its own values as defaults.
         """
         checked = Recipe.of(dataclasses.asdict(recipe))
-        return _rehearse(checked) if dry_run else _train(checked, resume or out, save_every)
+        if dry_run:
+            return _rehearse(checked)
+        if nproc == 1:
+            return _train(checked, resume or out, save_every)
+        return _train_together(checked, resume or out, save_every, nproc=nproc, restarts=restarts)
 
     return train
+
+
+def _train_together(recipe: Recipe, folder: Path | None, save_every: float, *, nproc: int, restarts: int) -> int:
+    from regrow.train.launch import launch
+
+    for name, value, least in (("nproc", nproc, 1), ("restarts", restarts, 0)):
+        if value < least:
+            raise RecipeError(f"{name} must be at least {least}, got {value}")
+    return launch(_explained, (recipe, folder, save_every), nproc=nproc, restarts=restarts)
+
+
+def _explained(recipe: Recipe, folder: Path | None, save_every: float) -> int:
+    """Train as one of several processes; an error that has an explanation is no reason to start again."""
+    from regrow.commands.errors import explain
+
+    try:
+        return _train(recipe, folder, save_every)
+    except Exception as error:
+        return explain(error)
 
 
 def _train(recipe: Recipe, folder: Path | None, save_every: float) -> int:
@@ -78,16 +105,20 @@ def _train(recipe: Recipe, folder: Path | None, save_every: float) -> int:
     from regrow.train.run import run
     from regrow.train.signals import StoppedError
     from regrow.train.tensorboard import TensorBoard, installed
+    from regrow.train.world import rank
 
     display, board = Display(), TensorBoard()
     try:
         watching: list[Listener] = [display, board, _draw] if installed() else [display, _draw]
         with warnings.catch_warnings():
+            if rank():
+                warnings.simplefilter("ignore")  # process 0 has the same to say
             warnings.showwarning = lambda message, *where, **how: display.warn(str(message))
             run(recipe, folder, listeners=watching, save_every=save_every)
     except StoppedError as stopped:
         display.close()
-        print(f"regrow: {stopped}, all saved. Go on with: regrow train --resume {stopped.folder}", file=sys.stderr)
+        if not rank():
+            print(f"regrow: {stopped}, all saved. Go on with: regrow train --resume {stopped.folder}", file=sys.stderr)
         return 128 + stopped.signal
     finally:
         display.close()

@@ -98,6 +98,10 @@ class Batches:
         images, size = len(self.source), self.batch_size
         return images // size if self.drop_last else -(-images // size)
 
+    def images(self, batch: int) -> int:
+        """Return how many images batch number `batch` of an epoch has, the shares of all processes together."""
+        return min(self.batch_size, len(self.source) - batch * self.batch_size)
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over epoch 0, which is every epoch where nothing is shuffled or augmented."""
         return self.epoch(0)

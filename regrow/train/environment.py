@@ -25,8 +25,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def environment() -> dict[str, Any]:
-    """Return versions, machine and the command that was given."""
+def environment(processes: int = 1) -> dict[str, Any]:
+    """Return versions, machine, the command that was given and how many processes it started."""
     import torch
 
     return {
@@ -34,6 +34,7 @@ def environment() -> dict[str, Any]:
         "system": platform.platform(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
+        "processes": processes,
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "REGROW_DATA": os.environ.get("REGROW_DATA"),

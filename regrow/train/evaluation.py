@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regrow.data import Batches
+from regrow.train.world import World
 
 # From this many classes on, the right one among the first five says something.
 _MANY_CLASSES = 50
@@ -32,25 +33,31 @@ class Score:
 
 @torch.no_grad()
 def evaluate(
-    network: nn.Module, batches: Batches, *, bf16: bool = False, after_batch: Callable[[], None] = lambda: None
+    network: nn.Module,
+    batches: Batches,
+    *,
+    bf16: bool = False,
+    after_batch: Callable[[], None] = lambda: None,
+    world: World = World(),  # noqa: B008 - it is immutable
 ) -> Score:
-    """Evaluate `network` on all of `batches`; `after_batch` may raise to leave."""
+    """Evaluate `network` on all of `batches`, the shares of all processes; `after_batch` may raise to leave."""
     training = network.training
     network.eval()
-    loss, right, images = 0.0, [0, 0], 0
+    loss, right, among_five, images = 0.0, 0, 0, 0
     many = batches.source.info.classes >= _MANY_CLASSES
     try:
         for inputs, labels in batches:
             with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
                 logits = network(inputs)
             loss += float(F.cross_entropy(logits.float(), labels, reduction="sum"))
-            right[0] += _hits(logits, labels, 1)
-            right[1] += _hits(logits, labels, 5) if many else 0
+            right += _hits(logits, labels, 1)
+            among_five += _hits(logits, labels, 5) if many else 0
             images += len(labels)
             after_batch()
     finally:
         network.train(training)
-    return Score(loss / images, 100 * right[0] / images, 100 * right[1] / images if many else None)
+    loss, first, five, count = world.sum([loss, right, among_five, images])
+    return Score(loss / count, 100 * first / count, 100 * five / count if many else None)
 
 
 def _hits(logits: Tensor, labels: Tensor, among: int) -> int:

@@ -21,8 +21,10 @@ from regrow.methods import Fixed
 from regrow.train import parts
 from regrow.train.config import Recipe, RecipeError
 from regrow.train.evaluation import evaluate
+from regrow.train.parallel import spread
 from regrow.train.pruning import make_pruner
 from regrow.train.rates import Rate, finetuning_rate, training_rate
+from regrow.train.world import World
 
 # Elsewhere than on the CPU, reading every loss would make the device wait.
 _LOSSES_AT_ONCE = 50
@@ -56,20 +58,26 @@ class Phase:
 class Trainer:
     """Trains as `recipe` says. `run` can be left after any step; a trainer made of its state goes on bit for bit.
 
-    `sets` are images of one's own instead of those of `recipe.data`.
+    `sets` are images of one's own instead of those of `recipe.data`. The processes of `world` do everything together.
     """
 
     def __init__(
-        self, recipe: Recipe, state: Mapping[str, Any] | None = None, *, sets: parts.Sets | None = None
+        self,
+        recipe: Recipe,
+        state: Mapping[str, Any] | None = None,
+        *,
+        sets: parts.Sets | None = None,
+        world: World = World(),  # noqa: B008 - it is immutable
     ) -> None:
-        self.recipe = recipe
+        self.recipe, self._world = recipe, world
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
         self.device = parts.make_device(recipe)
         # The network first: a misspelt one is noticed before minutes of decoding.
         self.model = parts.make_model(recipe, sets.info if sets else None)
-        self.sets = sets or parts.make_sets(recipe)
-        self._network: nn.Module = cast(nn.Module, torch.compile(self.model)) if recipe.compile else self.model
+        self.sets = sets or parts.make_sets(recipe, world)
+        network = spread(self.model, world)
+        self._network: nn.Module = cast(nn.Module, torch.compile(network)) if recipe.compile else network
         self._losses: list[tuple[int, Tensor, int]] = []
         self.step, self.tally = 0, Tally()
         if state is not None:
@@ -164,10 +172,12 @@ class Trainer:
             group["lr"] = rate
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.bf16):
             loss = F.cross_entropy(self._network(images), labels)
+        whole = self.sets.train.images(self.step % self.sets.steps)
         self._losses.append((self.step + 1, loss.detach(), len(labels)))
         if self.device.type == "cpu" or len(self._losses) == _LOSSES_AT_ONCE:
             self._settle_losses()
-        loss.backward()
+        # The mean over processes is the mean over the whole batch, though their shares of it may differ by an image.
+        (loss * (len(labels) * self._world.size / whole)).backward()
         try:
             optimizer.step()
         except ValueError:
@@ -175,7 +185,7 @@ class Trainer:
             raise
         optimizer.zero_grad()
         self.step += 1
-        self.tally.images += len(labels)
+        self.tally.images += whole
         pruner = self.phase.pruner
         if pruner.due(pruner.step):
             self.dynamics.observe(pruner.masks)
@@ -184,7 +194,9 @@ class Trainer:
         """Evaluate, and return what is known about the epoch; only the last two entries depend on the clock."""
         self._settle_losses()
         self.check_finite()
-        score = evaluate(self._network, self.sets.test, bf16=self.recipe.bf16, after_batch=after_batch)
+        score = evaluate(
+            self._network, self.sets.test, bf16=self.recipe.bf16, after_batch=after_batch, world=self._world
+        )
         stats, moved = self.phase.pruner.stats(), self.dynamics.epoch_end(self.phase.pruner.masks)
         return {
             "epoch": self.epoch,
@@ -207,12 +219,12 @@ class Trainer:
         }
 
     def _settle_losses(self) -> None:
-        """Add up the losses since the last time."""
-        for step, loss, images in self._losses:
-            value = float(loss)
+        """Add up the losses since the last time, over all processes."""
+        sums = self._world.sum([float(loss) * images for _, loss, images in self._losses])
+        for (step, _, images), value in zip(self._losses, sums, strict=True):
             if not math.isfinite(value):
-                raise DivergedError(f"the loss is {value} at step {step} ({self._where()})")
-            self.tally.loss += value * images
+                raise DivergedError(f"the loss is {value / images} at step {step} ({self._where()})")
+            self.tally.loss += value
         self._losses.clear()
 
     def check_finite(self) -> None:
@@ -227,10 +239,15 @@ class Trainer:
         return f"epoch {self.epoch + 1}, learning rate {rate:g}"
 
 
-def make_trainer(recipe: Recipe, state: Mapping[str, Any] | None = None) -> Trainer:
+def make_trainer(
+    recipe: Recipe,
+    state: Mapping[str, Any] | None = None,
+    *,
+    world: World = World(),  # noqa: B008 - it is immutable
+) -> Trainer:
     """Return the trainer; what its parts say against the recipe becomes a `RecipeError`."""
     try:
-        return Trainer(recipe, state)
+        return Trainer(recipe, state, world=world)
     except (DataError, RecipeError):
         raise
     except ValueError as error:

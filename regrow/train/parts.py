@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from regrow import data, models
 from regrow.data import Batches
 from regrow.data.catalog import Info
 from regrow.train.config import Recipe, RecipeError
+from regrow.train.world import World
 
 EVALUATION_BATCH = 500
 
@@ -30,19 +32,25 @@ class Sets:
         return len(self.train)
 
 
-def make_sets(recipe: Recipe) -> Sets:
-    """Load the images; with `holdout`, the test set is not even opened."""
+def make_sets(recipe: Recipe, world: World = World()) -> Sets:  # noqa: B008 - it is immutable
+    """Load the images, of which each process sees its share; with `holdout`, the test set is not even opened."""
     device = make_device(recipe)
+    share: dict[str, Any] = {"rank": world.rank, "world": world.size, "channels_last": recipe.channels_last}
     images = data.load(recipe.data, "train", limit=recipe.limit)
     if recipe.holdout:
         images, test = images.split(recipe.holdout)
     else:
         test = data.load(recipe.data, "test")
     return Sets(
-        train=Batches(images.to(device), recipe.batch, seed=recipe.seed, channels_last=recipe.channels_last),
-        test=Batches.evaluation(test.to(device), EVALUATION_BATCH, channels_last=recipe.channels_last),
+        train=Batches(images.to(device), recipe.batch, seed=recipe.seed, **share),
+        test=Batches.evaluation(test.to(device), _evaluation_batch(len(test), world.size), **share),
         info=images.info,
     )
+
+
+def _evaluation_batch(images: int, processes: int) -> int:
+    """Return the largest batch whose last one, which may be smaller, has an image for every process."""
+    return next(size for size in range(EVALUATION_BATCH, 0, -1) if not 0 < images % size < processes)
 
 
 def make_device(recipe: Recipe) -> torch.device:
@@ -50,7 +58,7 @@ def make_device(recipe: Recipe) -> torch.device:
     missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
     if missing.get(recipe.device):
         raise RecipeError(f"device {recipe.device!r} is not available here: use --device cpu")
-    return torch.device(recipe.device)
+    return torch.device("cuda", torch.cuda.current_device()) if recipe.device == "cuda" else torch.device(recipe.device)
 
 
 def make_model(recipe: Recipe, info: Info | None = None) -> models.Network:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from regrow.train.lock import locked
 from regrow.train.loop import DivergedError, make_trainer
 from regrow.train.metrics import Metrics
 from regrow.train.signals import Stop, StoppedError, stop_requests
+from regrow.train.world import World, joined
 
 # What the result takes from the record of the last epoch: never the best one.
 _FINAL = ("epoch", "step", "loss", "test_loss", "top1", "top5", "sparsity", "delta")
@@ -41,16 +43,26 @@ def run(
     `StoppedError`; after any other end, a kill included, the same call continues from the last checkpoint and, on the
     CPU with the same number of threads, ends with the same bits. A finished run is not repeated.
 
+    Processes that torchrun has started train together: a batch is shared between them, and process 0 alone listens,
+    reads and writes.
+
     >>> run(Recipe(data="digits", epochs=10), "runs/first")["top1"]
     """
     folder = Path(folder) if folder is not None else Path("runs") / f"{recipe.name()}-{recipe.key()[:8]}"
+    with joined(recipe.device) as world, stop_requests() as stop, ExitStack() as lock:
+        recipe = world.ask_first(lambda: _entered(recipe, folder, lock))
+        return _Run(recipe, folder, list(listeners) if world.first else [], save_every, stop, world).complete()
+
+
+def _entered(recipe: Recipe, folder: Path, lock: ExitStack) -> Recipe:
+    """Take the folder for this process and return the recipe as it is trained there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(folder, error) from error
-    with locked(folder), stop_requests() as stop:
-        remove_partial(folder)
-        return _Run(_settled(recipe, folder), folder, list(listeners), save_every, stop).complete()
+    lock.enter_context(locked(folder))
+    remove_partial(folder)
+    return _settled(recipe, folder)
 
 
 def _settled(recipe: Recipe, folder: Path) -> Recipe:
@@ -77,39 +89,36 @@ def _differences(saved: Recipe, recipe: Recipe) -> str:
 
 
 class _Run:
-    """One process's work on a run folder."""
+    """One process's work on a run folder; process 0 alone opens it."""
 
-    def __init__(self, recipe: Recipe, folder: Path, listeners: list[Listener], save_every: float, stop: Stop) -> None:
-        self.recipe, self.folder, self.stop = recipe, folder, stop
+    def __init__(
+        self, recipe: Recipe, folder: Path, listeners: list[Listener], save_every: float, stop: Stop, world: World
+    ) -> None:
+        self.recipe, self.folder, self.stop, self.world = recipe, folder, stop, world
         self._listeners, self._save_every = listeners, save_every
         self._checkpoint = folder / "checkpoint.pt"
 
     def complete(self) -> dict[str, Any]:
         """Do what is left to do."""
-        if (result := read_result(self.folder)) is not None:
+        if (result := self.world.ask_first(lambda: read_result(self.folder))) is not None:
             self._tell(Finished(self.folder, result))
             return result
         self._begin()
-        write_whole(self.folder / "recipe.toml", self.recipe.to_toml().encode())
-        write_json(self.folder / "environment.json", environment())
         try:
             self.trainer.run(self._after_step, self._after_epoch)
         except DivergedError as error:
             raise DivergedError(f"{error}. {self._kept()}") from None
         finally:
-            self._metrics.close()
+            if self._metrics:
+                self._metrics.close()
         return self._finish()
 
     def _begin(self) -> None:
-        resumed = self._checkpoint.is_file()
-        state: dict[str, Any] = {"metrics": 0, "seconds": 0.0, "last": None}
-        if resumed:
-            state = checkpoint.load(self._checkpoint)
-        self.trainer = make_trainer(self.recipe, state.get("trainer"))
+        state = self.world.ask_first(self._read)
+        self.trainer = make_trainer(self.recipe, state.get("trainer"), world=self.world)
         self._seconds: float = state["seconds"]
         self._last: dict[str, Any] | None = state["last"]
-        position: int = state["metrics"]
-        self._metrics = Metrics(self.folder / "metrics.jsonl", position)
+        self._metrics = self._open(state["metrics"]) if self.world.first else None
         self._started = self._saved = time.monotonic()
         self._tell(
             Started(
@@ -119,36 +128,49 @@ class _Run:
                 step=self.trainer.step,
                 steps_per_epoch=self.trainer.sets.steps,
                 total=self.trainer.total,
-                resumed=resumed,
+                resumed="trainer" in state,
             )
         )
+
+    def _read(self) -> dict[str, Any]:
+        if self._checkpoint.is_file():
+            return checkpoint.load(self._checkpoint)
+        return {"metrics": 0, "seconds": 0.0, "last": None}
+
+    def _open(self, position: int) -> Metrics:
+        write_whole(self.folder / "recipe.toml", self.recipe.to_toml().encode())
+        write_json(self.folder / "environment.json", environment(self.world.size))
+        return Metrics(self.folder / "metrics.jsonl", position)
 
     def _after_step(self) -> None:
         tally = self.trainer.tally
         self._tell(Stepped(self.trainer.step, tally.loss / max(tally.images, 1)))
-        if self.stop.signal:
+        # Whoever is asked to stop, or finds that it is time to save, says so: what follows they do together.
+        signal, late = self.world.most(self.stop.signal, time.monotonic() - self._saved > self._save_every)
+        if signal or late:
             self._save()
-            raise StoppedError(self.stop.signal, self.trainer.step, self.folder)
-        if time.monotonic() - self._saved > self._save_every:
-            self._save()
+        if signal:
+            raise StoppedError(int(signal), self.trainer.step, self.folder)
 
     def _after_epoch(self, record: dict[str, Any]) -> None:
-        self._metrics.append(record)
+        if self._metrics:
+            self._metrics.append(record)
         self._last = record
         self._save()
         self._tell(EpochEnded(record))
 
     def _save(self) -> None:
-        state = {
-            "trainer": self.trainer.state_dict(),
-            "metrics": self._metrics.position,
-            "seconds": self._elapsed(),
-            "last": self._last,
-        }
-        checkpoint.save(self._checkpoint, state)
+        state = {"trainer": self.trainer.state_dict(), "seconds": self._elapsed(), "last": self._last}
+        if self._metrics:
+            checkpoint.save(self._checkpoint, {**state, "metrics": self._metrics.position})
         self._saved = time.monotonic()
 
     def _finish(self) -> dict[str, Any]:
+        result = self.world.ask_first(self._write_result)
+        self._tell(Finished(self.folder, result))
+        return result
+
+    def _write_result(self) -> dict[str, Any]:
         last = self._last or {}
         self._save_model()
         result = {
@@ -160,10 +182,10 @@ class _Run:
             "still_changing": self.trainer.dynamics.still_changing(),
             "recipe": json.loads(json.dumps(dataclasses.asdict(self.recipe))),
             "versions": versions(),
+            "processes": self.world.size,
             "seconds": self._elapsed(),
         }
         write_json(self.folder / "result.json", result)
-        self._tell(Finished(self.folder, result))
         return result
 
     def _save_model(self) -> None:

@@ -1,0 +1,42 @@
+"""Errors as a person reads them: one line that says what is wrong and what would be right, and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+FAILED, MISUSED = 1, 2
+
+
+def explain(error: Exception) -> int:
+    """Print an error that has an explanation in one line and return the exit code; raise what is a bug of ours."""
+    from regrow.train.config import RecipeError
+    from regrow.train.loop import DivergedError
+    from regrow.train.world import FirstFailedError, rank
+
+    if isinstance(error, RecipeError):
+        code = MISUSED
+    elif _expected(error):
+        code = FAILED
+    else:
+        raise error
+    if os.environ.get("REGROW_DEBUG"):
+        raise error
+    # What all processes of a run find out at once is said by the first.
+    if not (rank() and isinstance(error, RecipeError | DivergedError | FirstFailedError)):
+        print(f"regrow: {error}", file=sys.stderr)
+    return code
+
+
+def _expected(error: Exception) -> bool:
+    from regrow.data import DataError
+    from regrow.deploy.container import FormatError
+    from regrow.sweep import SweepError
+    from regrow.train.files import FolderError
+    from regrow.train.loop import DivergedError
+    from regrow.train.world import FirstFailedError, ProcessesDiedError
+
+    if isinstance(error, ImportError):
+        return "regrow[" in str(error)  # an extra is not installed, and the message says which
+    known = (DataError, FormatError, FolderError, DivergedError, SweepError, FirstFailedError, ProcessesDiedError)
+    return isinstance(error, known)

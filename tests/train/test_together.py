@@ -1,0 +1,177 @@
+"""One run on several processes: real groups, real signals, real kills."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from safetensors.torch import load_file
+
+from regrow.train import checkpoint
+from regrow.train.config import Recipe
+from regrow.train.events import Stepped
+from regrow.train.folder import read_result
+from regrow.train.metrics import read_metrics
+from regrow.train.run import run
+from regrow.train.signals import StoppedError
+from regrow.train.world import joined
+from tests.train.processes import RECIPE, outcome, train, wait_for
+from tests.train.test_run import METHODS
+from tests.train.together import run_together, start_together
+
+QUICK = RECIPE.changed(epochs=2)
+
+
+def train_all(recipes, folder):
+    with joined("cpu"):
+        for name, recipe in recipes.items():
+            run(recipe, folder / name)
+
+
+def test_every_method_trains_on_two_processes_and_leaves_what_a_run_of_one_leaves(tmp_path):
+    recipes = {method: QUICK.changed(method=method, every=None, sparsity=0.75, threads=1) for method in METHODS}
+    run_together(2, train_all, recipes, tmp_path)
+    run(QUICK, tmp_path / "alone")
+    alone = read_result(tmp_path / "alone")
+    for method in METHODS:
+        result = read_result(tmp_path / method)
+        assert list(result) == list(alone)
+        assert (result["processes"], alone["processes"]) == (2, 1)
+        assert result["sparsity"] == pytest.approx(0 if method == "dense" else 0.75, abs=5e-3)
+        assert [list(record) for record in read_metrics(tmp_path / method)] == [
+            list(record) for record in read_metrics(tmp_path / "alone")
+        ]
+        assert {p.name for p in (tmp_path / method).iterdir()} == {p.name for p in (tmp_path / "alone").iterdir()}
+
+
+def test_the_batch_is_that_of_the_recipe_however_many_share_it(tmp_path):
+    recipe = QUICK.changed(epochs=1, finetune_epochs=0, lr=1e-12, momentum=0.0, weight_decay=0.0, batch=1297)
+    run(recipe, tmp_path / "one")
+    run_together(3, train_all, {"three": recipe}, tmp_path)
+    one, three = (read_metrics(tmp_path / name)[0] for name in ("one", "three"))
+    assert (one["step"], three["step"]) == (1, 1)
+    # Batch norm sees a third of the batch; all else is the same.
+    assert three["loss"] == pytest.approx(one["loss"], rel=0.02)
+
+
+def stop_in_between(recipe, folder, steps):
+    """Train; at each of `steps` the first process is asked to stop, and all go on afterwards."""
+    with joined("cpu") as world:
+        for step in steps:
+            with pytest.raises(StoppedError):
+                run(recipe, folder, listeners=[asking(step)])
+            assert world.rank or checkpoint.load(folder / "checkpoint.pt")["trainer"]["step"] == step
+        run(recipe, folder)
+
+
+def asking(step):
+    def listener(event):
+        if isinstance(event, Stepped) and event.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return listener
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_processes_stop_when_one_is_asked_to_and_go_on_bit_for_bit(tmp_path, size):
+    run_together(size, train_all, {"whole": QUICK}, tmp_path)
+    run_together(size, stop_in_between, QUICK, tmp_path / "parts", [1, 30, 50])
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
+
+
+def stop_and_report(recipe, folder):
+    try:
+        train(recipe, folder, save_every=1000)
+    except StoppedError as stopped:
+        sys.exit(100 + stopped.signal)
+
+
+def test_a_signal_to_any_process_stops_them_all_with_everything_saved(tmp_path):
+    recipe = RECIPE.changed(epochs=1000)
+    processes = start_together(3, stop_and_report, recipe, tmp_path / "run")
+    wait_for(tmp_path / "run" / "checkpoint.pt", processes[0])
+    os.kill(processes[2].pid, signal.SIGTERM)
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [100 + signal.SIGTERM] * 3
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["trainer"]["step"] > 21
+
+
+def diverge(recipe, folder):
+    from regrow.train.loop import DivergedError
+
+    with pytest.raises(DivergedError, match=r"the loss is (nan|inf) at step"):
+        run(recipe, folder)
+
+
+def test_a_loss_that_is_no_number_is_known_to_all_processes(tmp_path):
+    run_together(2, diverge, RECIPE.changed(lr=1e30), tmp_path / "run")
+
+
+def be_refused(recipe, folder):
+    from regrow.train.files import FolderError
+    from regrow.train.world import FirstFailedError
+
+    error = FolderError if os.environ["RANK"] == "0" else FirstFailedError
+    with pytest.raises(error, match="holds another run"):
+        run(recipe, folder)
+
+
+def test_what_the_first_process_is_refused_stops_the_others_too(tmp_path):
+    run(QUICK, tmp_path / "run")
+    run_together(2, be_refused, QUICK.changed(lr=0.2), tmp_path / "run")
+
+
+LONGER = ("digits", "--width", "4", "--epochs", "30", "--every", "4", "--threads", "1", "--save-every", "0.05")
+
+
+def whole_and(folder):
+    """Return a command's undisturbed outcome on two processes, and the command for another folder."""
+    recipe = Recipe(data="digits", width=4, epochs=30, every=4, threads=1)
+    run_together(2, train_all, {"whole": recipe}, folder)
+    return outcome(folder / "whole")
+
+
+@pytest.mark.slow
+def test_a_process_killed_at_a_random_moment_is_replaced_and_the_result_is_that_of_an_undisturbed_run(tmp_path):
+    seed = int(os.environ.get("REGROW_KILL_SEED", random.randrange(10**6)))
+    print(f"REGROW_KILL_SEED={seed}")
+    moments, folder = random.Random(seed), tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3"]
+    command = [*torchrun, "-m", "regrow", "train", *LONGER, "--out", str(folder)]
+    agent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    killed = 0
+    while agent.poll() is None and killed < 2:
+        workers = subprocess.run(["pgrep", "-P", str(agent.pid)], capture_output=True, text=True).stdout.split()
+        if len(workers) == 2 and (folder / "checkpoint.pt").exists():
+            time.sleep(moments.uniform(0, 0.5))
+            os.kill(int(moments.choice(workers)), signal.SIGKILL)
+            killed += 1
+            time.sleep(1)
+        time.sleep(0.02)
+    said, _ = agent.communicate()
+    assert agent.returncode == 0, said
+    assert killed == 2, said
+    assert "going on after" in said
+    assert outcome(folder)[:2] == whole_and(tmp_path)[:2]
+
+
+@pytest.mark.slow
+def test_nproc_starts_the_processes_and_passes_a_signal_on(tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "regrow", "train", *LONGER, "--nproc", "2", "--out", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (folder / "checkpoint.pt").exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.terminate()
+    _, errors = process.communicate()
+    assert process.returncode == 143, errors
+    assert f"all saved. Go on with: regrow train --resume {folder}" in errors
+    again = subprocess.run([*command[:4], "--resume", folder, "--nproc", "2"], capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "going on after" in again.stdout
+    assert outcome(folder)[0] == whole_and(tmp_path)[0]
+    assert load_file(folder / "model.safetensors")
