@@ -1,11 +1,22 @@
 """One way to attach each method, for the tests that all of them must pass."""
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import regrow
 
 TOTAL = 12
+
+
+def some_masks(model: nn.Module, sparsity: float) -> dict[str, Tensor]:
+    """Return masks that every process draws alike, whatever its weights are."""
+    draws = torch.Generator().manual_seed(0)
+    weights = {name.removeprefix("module."): weight for name, weight in model.named_parameters() if weight.dim() > 1}
+    *pruned, _ = weights.items()
+    return {name: torch.rand(weight.shape, generator=draws) >= sparsity for name, weight in pruned}
+
+
 METHODS = {
     "DPF": lambda m, o, s: regrow.DPF(m, o, sparsity=regrow.Cubic(s, end=8), every=2),
     "Incremental": lambda m, o, s: regrow.Incremental(m, o, sparsity=regrow.Cubic(s, end=8), every=2),
@@ -17,6 +28,8 @@ METHODS = {
     "DSR": lambda m, o, s: regrow.DSR(m, o, sparsity=s, every=1, total=TOTAL, threshold=0.02),
     "DeepR": lambda m, o, s: regrow.DeepR(m, o, sparsity=s, total=TOTAL),
     "SFP": lambda m, o, s: regrow.SFP(m, o, sparsity=s, every=2),
+    "Fixed": lambda m, o, s: regrow.Fixed(m, o, some_masks(m, s)),
+    "Feedback": lambda m, o, s: regrow.Feedback(m, o, compressor="4 bits"),
     "Dense": lambda m, o, s: regrow.Dense(m, o),
 }
 
