@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install lint types layers test check demo bench clean
+.PHONY: help install lint types layers test check demo docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
@@ -37,9 +37,13 @@ test: lint types layers  ## what CI runs: lint, types, layers and the tests
 demo: install  ## train on digits dense, pruned afterwards and with DPF, and compare (a minute, no download)
 	$(BIN)/regrow demo
 
-check: test  ## `test` and everything slow, with the frameworks that the examples are for
+docs: install  ## build the documentation into docs/_build/html, warnings as errors
+	$(PIP) install -c constraints.txt -e ".[docs]"
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
+check: test docs  ## `test` and everything slow, with the frameworks that the examples are for
 	$(PIP) install -c constraints.txt -e ".[hosts]"
 	$(BIN)/python -m pytest -n 2 -m slow
 
 clean:  ## remove what was built, not what was measured
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/_build docs/_generated .mypy_cache .ruff_cache

@@ -81,7 +81,7 @@ def report(title: str, rows: Sequence[Row], *, name: str) -> Path:
 def table(rows: Sequence[Row]) -> str:
     """Return `rows` as aligned text: names to the left, numbers to the right."""
     heads = list(dict.fromkeys(key for row in rows for key in row))
-    lines = [heads] + [[_text(row.get(head, "")) for head in heads] for row in rows]
+    lines = [heads] + [[cell(row.get(head, "")) for head in heads] for row in rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
     left = [any(isinstance(row.get(head), str) for row in rows) for head in heads]
     return "\n".join(
@@ -93,7 +93,8 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def _text(value: str | int | float) -> str:
+def cell(value: str | int | float) -> str:
+    """Return a value as tables show it: three digits that say something, thousands apart."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else value

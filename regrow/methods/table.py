@@ -24,7 +24,9 @@ def table() -> str:
     methods = [find_method(name) for name in method_names()]
     known: list[Any] = [method for method in methods if method.__module__.startswith("regrow.")]
     rows = [_HEAD, tuple("---" for _ in _HEAD), *(_row(method) for method in [*known, LotteryTicket])]
-    return "\n".join([_NOTE, "", *("| " + " | ".join(row) + " |" for row in rows), ""])
+    return "\n".join(
+        [_NOTE, "", "# All methods in one table", "", *("| " + " | ".join(row) + " |" for row in rows), ""]
+    )
 
 
 def _row(method: Any) -> tuple[str, ...]:

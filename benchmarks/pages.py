@@ -1,0 +1,120 @@
+"""Writes what was measured, everything in `results/`, as Markdown tables for the documentation and the README.
+
+`python -m benchmarks.pages` writes the table in README.md anew; building the documentation writes all the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.runner import RESULTS, cell
+from regrow.commands.report import in_the_paper
+from regrow.report.leaderboard import Row, rows
+from regrow.report.outcomes import group
+from regrow.report.runs import find_runs
+from regrow.report.tasks import Task, make_tasks
+
+ROOT = RESULTS.parent.parent
+JPEG = "CIFAR-10 (JPEG q75)"
+MARKS = "<!-- measured: python -m benchmarks.pages -->\n", "<!-- /measured -->"
+
+
+def write_pages(folder: Path) -> None:
+    """Write `trainings.md`, `benchmarks.md` and `measured.md` into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {"trainings": trainings(), "benchmarks": benchmarks(), "measured": measured()}
+    for name, text in parts.items():
+        path = folder / f"{name}.md"
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def trainings() -> str:
+    """Return every training in `results/*.jsonl`: one table for each network and data set."""
+    runs = find_runs(sorted(RESULTS.parent.glob("*.jsonl")))
+    groups, _ = group(runs)
+    return "\n".join(_training(task) for task in make_tasks(groups, runs))
+
+
+def _training(task: Task) -> str:
+    lines = [
+        {
+            "": row.label,
+            "sparsity": row.sparsity,
+            "top-1, %": row.top1,
+            "seeds": str(row.seeds),
+            "epochs": row.epochs,
+            "parameters left": row.parameters,
+            "MACs left": row.macs,
+            "the paper": _published(row),
+        }
+        for row in rows(task, in_the_paper)
+    ]
+    return f"### {task.title.replace('CIFAR-10', JPEG)}\n\n{markdown(lines)}"
+
+
+def _published(row: Row) -> str:
+    return f"{row.published} ({row.published.scale})" if row.published else "–"
+
+
+def benchmarks() -> str:
+    """Return every benchmark in `results/benchmarks`."""
+    sections = []
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if not result.get("rows"):
+            continue
+        machine = result["machine"]
+        where = f"{machine['cpu']}, {machine['threads']} of {machine['cores']} threads, torch {machine['torch']}"
+        shown = [{name: cell(value) for name, value in row.items()} for row in result["rows"]]
+        made = f"`{result['command']}`, {result['date']}, {where}"
+        sections.append(f"### {result['title']}\n\n{made}\n\n{markdown(shown)}")
+    return "\n".join(sections)
+
+
+def measured() -> str:
+    """Return the few numbers that say what to expect."""
+    core, pack = _rows("core"), _rows("pack")
+    step = _find(core, measured="ResNet-20 training step, DPF")["ratio"]
+    update = _find(core, measured="optimizer step, 25 M weights, DPF")["ratio"]
+    refresh = _find(core, measured="mask refresh, 25 M weights, prune_smallest")["ratio"]
+    files = [_find(pack, network="resnet50", sparsity=0.95, dtype=dtype) for dtype in ("fp32", "int8")]
+    dense, lossless, small = (size / 1e6 for size in (files[0]["dense"], *(row["packed"] for row in files)))
+    packed = f"{lossless:.2f} MB lossless, {small:.2f} MB in int8"
+    lines = {
+        "training step of ResNet-20 with DPF, time / without": f"{step:.2f}",
+        "optimizer step alone (fused SGD, 25 M weights), time / without": f"{update:.2f}",
+        "new mask for 25 M weights, times faster than `kthvalue`": f"{refresh:.1f}",
+        f"ResNet-50 at 95 % as a packed file (dense: {dense:.1f} MB)": packed,
+    }
+    return markdown([{"": name, "measured": value} for name, value in lines.items()])
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def _find(found: Iterable[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+    return next(row for row in found if all(row.get(name) == value for name, value in wanted.items()))
+
+
+def markdown(lines: Sequence[dict[str, str]]) -> str:
+    """Return `lines` as a table; a column is a key of any line."""
+    heads = list(dict.fromkeys(head for line in lines for head in line))
+    texts = [heads, ["---"] * len(heads), *([line.get(head, "") for head in heads] for line in lines)]
+    return "".join(f"| {' | '.join(text.replace('|', '&#124;') for text in line)} |\n" for line in texts)
+
+
+def write_readme() -> None:
+    """Put the present numbers between the marks in README.md."""
+    path = ROOT / "README.md"
+    before, rest = path.read_text(encoding="utf-8").split(MARKS[0])
+    path.write_text(f"{before}{MARKS[0]}{measured()}{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_readme()

@@ -1,0 +1,36 @@
+"""How the documentation is built: `make docs`, with warnings as errors."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.pages import write_pages  # noqa: E402
+from regrow.version import __version__  # noqa: E402
+
+write_pages(ROOT / "docs" / "_generated")
+
+project = "regrow"
+author = "The regrow developers"
+copyright = "The regrow developers"
+release = version = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build", "_generated"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+
+# Docstrings are written as people read them in an editor: single backticks are code.
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"show-inheritance": True}
+python_use_unqualified_type_names = True
+toc_object_entries = False
+
+html_theme = "furo"
+html_title = f"regrow {release}"
+html_static_path = ["_static"]
+html_css_files = ["regrow.css"]

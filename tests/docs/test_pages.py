@@ -1,0 +1,160 @@
+"""The code in the documentation runs, its links lead somewhere, and it knows every public name."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import regrow
+from tests.core.nets import batches, small_cnn
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def python_blocks(page):
+    return re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+class Alternatives:
+    """The package for pages that show several pruners of one model: each gets an optimizer and a copy of its own."""
+
+    def __init__(self, make_model):
+        self.make_model = make_model
+
+    def __getattr__(self, name):
+        made = getattr(regrow, name)
+        if not (isinstance(made, type) and issubclass(made, regrow.Pruner)) or made is regrow.Fixed:
+            return made
+
+        def attach(model, optimizer, *rest, **options):
+            model = model if optimizer is None else self.make_model()
+            return made(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), *rest, **options)
+
+        return attach
+
+
+def run_steps(model, optimizer, start, stop):
+    data = list(batches(6))
+    for t in range(start, stop):
+        x, y = data[t % len(data)]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def small():
+    return regrow.models.build("small", classes=10, channels=1, size=8)
+
+
+def names(make_model=small):
+    from regrow import models  # noqa: F401  (makes regrow.models an attribute)
+
+    model = make_model()
+    return {
+        "regrow": regrow,
+        "torch": torch,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        "loader": list(batches(6)),
+        "steps": 8,
+        "total": 8,
+        "train": lambda model, optimizer: run_steps(model, optimizer, 0, 8),
+        "run_steps": run_steps,
+        "evaluate": lambda model: 0.5,
+    }
+
+
+def run_page(page, known):
+    blocks = python_blocks(page)
+    assert blocks
+    for block in blocks:
+        exec(block, known)
+    return known
+
+
+def test_the_tutorial_ends_with_a_sparse_model_that_is_right_and_runs_everywhere(capsys):
+    known = run_page("tutorial", {})
+    assert known["accuracy"]() > 85
+    agree = known["logits"].argmax(1) == known["model"](known["test"].images.float() / 240).argmax(1)
+    assert agree.all()
+    assert Path("digits.regrow").stat().st_size < 20_000
+    assert all(Path(name).is_file() for name in ("digits.onnx", "digits.c", "digits.h"))
+    assert "δ = 0." in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:all of .* is pruned")
+def test_the_page_about_methods_runs():
+    model = small_cnn()
+    original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    special = {"regrow": Alternatives(small_cnn), "optimizer": None, "model": model, "original": original}
+    known = run_page("methods", names(small_cnn) | special)
+    assert known["levels"][-1].sparsity == pytest.approx(0.9, abs=0.001)
+    assert known["longer"] >= 8
+
+
+@pytest.mark.filterwarnings("ignore:all of .* is pruned")
+@pytest.mark.parametrize("page", ["sparsity", "structured"])
+def test_pages_that_show_alternatives_run(page):
+    run_page(page, names() | {"regrow": Alternatives(small)})
+
+
+@pytest.mark.parametrize("page", ["resume", "arm", "algorithm", "migrate"])
+def test_pages_that_tell_a_story_run(page):
+    known = names()
+    if page == "resume":
+        known["pruner"] = regrow.DPF(known["model"], known["optimizer"], sparsity=regrow.Cubic(0.9, end=1000))
+        run_steps(known["model"], known["optimizer"], 0, 20)
+        python, again = python_blocks(page), names()
+        exec(python[0], known)
+        exec(python[1], again)
+        assert again["pruner"].step == 20
+        assert all(map(torch.equal, again["model"].parameters(), known["model"].parameters()))
+        for block in python[2:]:
+            exec(block, again)
+        assert again["pruner"].sparsity == pytest.approx(known["pruner"].sparsity, abs=0.001)
+    else:
+        run_page(page, known)
+
+
+def test_every_public_name_is_in_the_reference():
+    reference = (DOCS / "api.md").read_text(encoding="utf-8")
+    missing = [name for name in regrow.__all__ if f":: regrow.{name}\n" not in reference and name != "__version__"]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    "page", [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *ROOT.glob("*/README.md")], ids=lambda p: p.name
+)
+def test_links_between_files_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+    assert [target for target in targets if target and not (page.parent / target).exists()] == []
+
+
+@pytest.mark.slow
+def test_the_documentation_builds_without_a_warning(tmp_path):
+    pytest.importorskip("sphinx", reason='the documentation needs pip install "regrow[docs]"')
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", tmp_path / "trees"]
+    built = subprocess.run([*command, DOCS, tmp_path / "html"], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    page = (tmp_path / "html" / "results.html").read_text(encoding="utf-8")
+    assert "Incremental" in page
+    assert "JPEG q75" in page
+
+
+@pytest.mark.slow
+def test_the_numbers_in_the_readme_are_those_in_results():
+    from benchmarks.pages import MARKS, measured
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.split(MARKS[0])[1].split(MARKS[1])[0] == measured(), "run `python -m benchmarks.pages`"
