@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from regrow.version import __version__
 
 if TYPE_CHECKING:
-    from regrow.core import Constant, Cubic, Masks, Memory, Pruner, Stats
+    from regrow.core import Constant, Cubic, Masks, Memory, Stats
     from regrow.deploy.container import FormatError
     from regrow.deploy.engine import CompiledModel, compile
     from regrow.deploy.pack import load, save
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         LotteryTicket,
         LowRank,
         OneShot,
+        Pruner,
         Rewire,
         RigL,
         Sign,

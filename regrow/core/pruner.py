@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -16,44 +15,24 @@ from torch.optim import Optimizer
 
 from regrow.core import agreement
 from regrow.core.attach import check_held, hookable, is_pretence
-from regrow.core.budget import Budget, Scope
-from regrow.core.channels import companions
-from regrow.core.decay import DecayAtPruned, at_pruned
+from regrow.core.budget import Budget, alive
 from regrow.core.masks import Masks
 from regrow.core.schedule import Schedule, as_schedule, check_every, check_sparsity
-from regrow.core.score import Criterion, alive
 from regrow.core.state import checked_masks, load_weights, save_weights
+from regrow.core.stats import Stats, quality
 from regrow.core.targets import Target, TargetSpec, find_targets, named_parameters
-from regrow.core.units import parse_unit
+from regrow.core.units import Units
 from regrow.core.weights import Memory, Weight
 
-Decay = Literal["dense", "pruned"]
 
+class BasePruner:
+    """The life that all methods share; a method says what it remembers and what the next masks are.
 
-@dataclass(frozen=True)
-class Stats:
-    """What a pruner can tell about itself after a step."""
-
-    step: int
-    requested: float
-    """The schedule's sparsity when the mask was made, in units (weights or filters)."""
-    sparsity: float
-    """The share of targeted weights that are zeroed."""
-    delta: float
-    """The quality of the pruning δ_t = ‖w − ŵ‖² / ‖w‖² (Eq. 2)."""
-    flips: int
-    """Mask elements that changed when the mask was last made."""
-    layers: Mapping[str, float]
-    """The sparsity of each target."""
-    collapsed: tuple[str, ...]
-    """Targets of which nothing is left."""
-
-
-class Pruner:
-    """The life that all methods share; a method says what it remembers and what the next masks are."""
+    `budget` and `units` say how many survive where and what is pruned as one; `regrow.Pruner` has names for them.
+    """
 
     memory: ClassVar[Memory] = Memory.FORGET
-    shared: ClassVar[tuple[str, ...]] = ("every", "unit", "criterion", "channels")
+    shared: ClassVar[tuple[str, ...]] = ("every",)
     """The options that a saved run and the one that continues it must have in common."""
 
     def __init__(
@@ -63,44 +42,33 @@ class Pruner:
         *,
         sparsity: float | Schedule,
         every: int = 16,
-        scope: Scope = "global",
-        unit: str = "weight",
-        criterion: Criterion = "l2",
-        channels: bool = False,
+        budget: Budget | None = None,
+        units: Units | None = None,
         targets: TargetSpec = None,
         include_last: bool = False,
-        floor: int = 0,
-        decay: Decay = "dense",
         group: dist.ProcessGroup | None = None,
     ) -> None:
         check_every(every)
-        self.units = parse_unit(unit, criterion)
-        self.schedule = as_schedule(sparsity)
+        self.every, self.schedule = every, as_schedule(sparsity)
+        self.budget, self.units = budget or Budget(), units or Units()
         self.units.check(self.schedule)
-        if channels and unit != "filter":
-            raise ValueError(
-                f"channels=True takes bias and batch norm along with unit='filter', not with unit={unit!r}"
-            )
-        self.every, self.unit, self.criterion, self.channels = every, unit, criterion, channels
-        self.budget = Budget(scope, floor)
         self.optimizer = hookable(optimizer)
         found = find_targets(model, targets, include_last=include_last)
-        found = self.units.usable(model, found, targets is not None)
+        found = self.units.usable(model, found, chosen=targets is not None)
         self.targets = {target.name: target for target in found}
-        self._companions = companions(model, found) if channels else {}
-        self.held = held = [*found, *chain.from_iterable(self._companions.values())]
-        taken = {id(each.param): type(other).__name__ for other in self._others() for each in other.held}
-        check_held(held, self.optimizer, taken)
-        self._decay = DecayAtPruned(self.optimizer) if at_pruned(decay) else None
-        self._check_decay_is_alone()
+        self._companions = self.units.companions(model, found)
+        self.held = [*found, *chain.from_iterable(self._companions.values())]
+        others = self._others()
+        taken = {id(each.param): type(other).__name__ for other in others for each in other.held}
+        check_held(self.held, self.optimizer, taken)
+        self.check_company(others)
         self._group = group
-        self._memory = self.memory
-        self._weights = {target.name: self.hold(target) for target in held}
+        self._weights = {target.name: self.hold(target) for target in self.held}
         self._shown = self._frozen = self._agreed = self._uncounted = False
         self._collapsed: set[str] = set()
         self.step = self.flips = 0
         self.requested = 0.0
-        with self._changing():
+        with self.dense():
             if self.due(0):
                 self._refresh()
         self._hooks = (
@@ -134,7 +102,7 @@ class Pruner:
 
     def hold(self, target: Target) -> Weight:
         """Return what keeps ŵ in the parameter and w behind it."""
-        return Weight(target, self._memory)
+        return Weight(target, self.memory)
 
     def extra_state(self) -> dict[str, Any]:
         """Return what this method alone must save, as plain tensors and numbers."""
@@ -142,6 +110,15 @@ class Pruner:
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         """Take back what `extra_state` returned."""
+
+    def before_update(self) -> None:
+        """Run when the gradients at ŵ are known and the parameters still hold ŵ."""
+
+    def after_update(self) -> None:
+        """Run when the parameters hold ŵ again."""
+
+    def check_company(self, others: list[BasePruner]) -> None:
+        """Refuse other pruners of the same optimizer, if there are reasons to."""
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -163,19 +140,12 @@ class Pruner:
     def stats(self) -> Stats:
         """Return reached and requested sparsity, per layer too, δ_t, flips and collapsed layers."""
         self._adopt_foreign_writes()
-        error, whole = (
-            sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors)
-            for tensors in (
-                (weight.error for weight in self._weights.values()),
-                (weight.source for weight in self._weights.values()),
-            )
-        )
         layers = {name: Masks({name: mask}).sparsity for name, mask in self.masks.items()}
         return Stats(
             step=self.step,
             requested=self.requested,
             sparsity=self.sparsity,
-            delta=error / whole if whole else 0.0,
+            delta=quality(self._weights.values()),
             flips=self.flips,
             layers=layers,
             collapsed=tuple(name for name in self.targets if layers[name] == 1),
@@ -187,29 +157,33 @@ class Pruner:
         if self._shown:
             yield
             return
-        with self._changing():
+        self.restore()
+        self._show()
+        try:
             yield
-        # Autograd would not notice that a backward pass out here does not meet the weights of a forward pass in there.
-        torch.autograd.graph.increment_version([weight.target.param for weight in self._weights.values()])
-        self._mark()
+        finally:
+            self._hide()
 
     def restore(self) -> None:
         """Let the model hold ŵ again after an exception inside `optimizer.step()`, which leaves it with w.
 
         The next step does so as well, but a forward pass in between would see the dense weights.
         """
-        self._settle()
+        if self._shown:
+            self._hide()
+        else:
+            self._adopt_foreign_writes()
 
     def freeze(self) -> None:
         """Fix the masks from now on and drop what was pruned: the fine-tuning phase."""
-        self._settle()
-        self._frozen, self._memory = True, Memory.FORGET
+        self.restore()
+        self._frozen = True
         for weight in self._weights.values():
             weight.forget()
 
     def detach(self) -> None:
         """Let go of the optimizer; the model stays as it is, pruned."""
-        self._settle()
+        self.restore()
         for hook in self._hooks:
             hook.remove()
 
@@ -228,7 +202,7 @@ class Pruner:
         """Return what a resumed run needs besides the states of model and optimizer, as plain tensors and numbers."""
         self._adopt_foreign_writes()
         return {
-            **self._settings(),
+            **self.settings(),
             "step": self.step,
             "flips": self.flips,
             "requested": self.requested,
@@ -242,13 +216,13 @@ class Pruner:
         for weight in self._weights.values():
             weight.point_back()  # an interrupted step, or dense(), had left the model elsewhere when it was loaded
         self._shown = False
-        masks = checked_masks(state, self._settings(), self._weights, self._memory)
+        masks = checked_masks(state, self.settings(), self._weights)
         for weight in self._weights.values():
             weight.bind()  # the model was just given its weights: they need not fit the masks of before
         if state["frozen"]:
             self.freeze()
         elif self._frozen:
-            self._frozen, self._memory = False, self.memory
+            self._frozen = False
             self._weights = {name: self.hold(weight.target) for name, weight in self._weights.items()}
         load_weights(state, masks, self._weights)
         self.step, self.flips, self.requested = state["step"], state["flips"], state["requested"]
@@ -262,22 +236,15 @@ class Pruner:
             agreement.check(self._weights.values(), self._group)
             self._agreed = True
         self._uncounted = is_pretence(optimizer)
-        # args[0] is the optimizer itself.
-        if callable(kwargs.get("closure")):
-            kwargs = {**kwargs, "closure": self._at_pruned_weights(kwargs["closure"])}
-        elif len(args) > 1 and callable(args[1]):
-            args = (args[0], self._at_pruned_weights(args[1]), *args[2:])
-        else:
+        given = (*args[1:], *kwargs.values())  # args[0] is the optimizer itself
+        if not any(map(callable, given)):
             self.before_update()
+        args = (args[0], *map(self._at_pruned_weights, args[1:]))
+        kwargs = {name: self._at_pruned_weights(value) for name, value in kwargs.items()}
         self._show()
         return args, kwargs
 
-    def before_update(self) -> None:
-        """Run when the gradients at ŵ are known and the parameters still hold ŵ."""
-        if self._decay is not None:
-            self._decay.add_to_gradients()
-
-    def _at_pruned_weights(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _at_pruned_weights(self, closure: Any) -> Any:
         """Evaluate a closure's loss and gradients at ŵ, although the optimizer that calls it works on w."""
 
         def evaluate() -> Any:
@@ -287,7 +254,7 @@ class Pruner:
             self._show()
             return loss
 
-        return evaluate
+        return evaluate if callable(closure) else closure
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._shown:  # a subclass that calls super().step() runs the hooks of both
@@ -303,16 +270,17 @@ class Pruner:
             self._hide()
 
     def _refresh(self) -> None:
-        if self._memory is Memory.FORGET:
+        if self._frozen or self.memory is Memory.FORGET:
             self._hide()  # momentum has moved what is pruned: it counts as zero and grows back from zero
-        self.flips = 0
+        flips = 0
         for name, mask in self._with_companions(self.next_masks(self.step)):
             weight = self._weights[name]
-            self.flips += int(torch.count_nonzero(mask != weight.mask))
+            flips += int(torch.count_nonzero(mask != weight.mask))
             weight.mask.copy_(mask)
             self._warn_if_collapsed(name, weight.mask)
-            if self._memory is Memory.SOFT:
-                weight.hide()
+            if weight.memory is Memory.SOFT:
+                weight.prune()
+        self.flips = flips
 
     def _with_companions(self, masks: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, mask in masks:
@@ -336,60 +304,32 @@ class Pruner:
 
     def _hide(self) -> None:
         for weight in self._weights.values():
-            if self._memory is not Memory.SOFT:
-                weight.hide()
-        self._mark()
+            weight.hide()
         self._shown = False
-        if self._decay is not None:
-            self._decay.restore()
-
-    def _mark(self) -> None:
-        for weight in self._weights.values():
-            weight.mark()
-
-    def _settle(self) -> None:
-        """Make sure that the model holds ŵ: an exception inside a step leaves it with w."""
-        if self._shown:
-            self._hide()
-        else:
-            self._adopt_foreign_writes()
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        self._settle()
-        self._show()
-        try:
-            yield
-        finally:
-            self._hide()
+        self.after_update()
 
     def _adopt_foreign_writes(self) -> None:
         if self._shown:
             return
         for name, weight in self._weights.items():
-            if weight.touched and weight.adopt() and self._memory is not Memory.SOFT:
+            if weight.touched and weight.adopt():
                 warnings.warn(
                     f"{name} was given new weights since the last step, some where it is pruned. They are taken "
                     "as its dense weights and pruned after this step; attach the pruner after loading weights.",
                     stacklevel=4,
                 )
 
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
+        """Return what a saved run and the one that continues it must have in common."""
         return {
             "method": type(self).__name__,
             "schedule": getattr(self.schedule, "__qualname__", None) or repr(self.schedule),
             **{name: getattr(self, name) for name in self.shared},
-            "scope": self.budget.scope,
-            "floor": self.budget.floor,
         }
 
-    def _others(self) -> list[Pruner]:
+    def _others(self) -> list[BasePruner]:
         owners = (getattr(hook, "__self__", None) for hook in self.optimizer._optimizer_step_pre_hooks.values())
-        return [owner for owner in owners if isinstance(owner, Pruner)]
-
-    def _check_decay_is_alone(self) -> None:
-        if any(other._decay is not None or self._decay is not None for other in self._others()):
-            raise ValueError("decay='pruned' concerns a whole optimizer: give it one pruner for all its weights")
+        return [owner for owner in owners if isinstance(owner, BasePruner)]
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} belongs to its optimizer and cannot be copied: use state_dict()")

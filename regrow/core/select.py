@@ -1,30 +1,28 @@
 """Exactly the k smallest magnitudes of many tensors, found on the bits of their floats without sorting or joining them.
 
-The bits of a float without its sign, read as an integer, order like its magnitude. Radix selection counts their leading
-16 bits in a histogram, keeps the bucket that holds the k-th element, and goes on with the next 16 bits. Histograms of
-tensors add up, so shards need to exchange nothing else. On the CPU a sample first narrows the search to a bracket of
-about one per cent of the elements, and one pass in cache-sized chunks does the rest.
+The bits of a float without its sign, read as an integer, order like its magnitude: they are its key. Radix selection
+counts the leading 16 bits of all keys in a histogram, keeps the bucket that holds the k-th one, and goes on with the
+next 16 bits. Histograms of tensors add up, so shards need to exchange nothing else. On the CPU a sample first narrows
+the search to a bracket of about one per cent of the elements, and one pass in cache-sized chunks does the rest.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regrow.core.targets import in_memory_order
+from regrow.core.layout import bits, in_memory_order, is_dense
 
-Reduce = Callable[[Tensor], Tensor]
+Exchange = Callable[[Tensor], Tensor]
+"""A sum over shards, or, of numbers of ties, the sum over all that come before this shard's own."""
 
-_INTEGERS = {
-    torch.float64: torch.int64,
-    torch.float32: torch.int32,
-    torch.bfloat16: torch.int16,
-    torch.float16: torch.int16,
-}
 _DIGIT = 16
 _CHUNK = 1 << 16  # elements: a chunk and its temporaries stay in the L2 cache
 _DEVICE_CHUNK = 1 << 20  # elements: large enough for an accelerator, a small part of a large model
@@ -32,16 +30,16 @@ _SAMPLE = 1 << 17
 
 
 class NotANumberError(ValueError):
-    """A score is NaN, so that there is no order; `index` tells which tensor holds it."""
+    """A score is NaN, so that there is no order; `index` tells which tensor holds it (None: one of another shard)."""
 
-    def __init__(self, index: int) -> None:
-        super().__init__(f"tensor {index} holds NaN")
+    def __init__(self, index: int | None) -> None:
+        super().__init__("another shard holds NaN" if index is None else f"tensor {index} holds NaN")
         self.index = index
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """The magnitude up to which elements are pruned, as a key, and how many of those that equal it are."""
+    """The key up to which elements are pruned, and how many of the `ties` that equal it are."""
 
     key: int
     ties_pruned: int
@@ -56,78 +54,69 @@ def prune_smallest(scores: Sequence[Tensor], count: int) -> Iterator[Tensor]:
     lower row-major index are pruned first, so that every rank and every rerun chooses the same set. Masks are made one
     at a time, in the memory format of their scores.
     """
-    threshold = find_threshold(scores, count)
-    left = threshold.ties_pruned if threshold else 0
-    for score in scores:
-        if threshold is None:
-            yield torch.ones_like(score, dtype=torch.bool)
-            continue
-        keep = _above(score, threshold)
-        if threshold.ties_pruned < threshold.ties:  # rare: only some of the elements at the threshold go
-            ties = (_keys(score, threshold.dtype) == threshold.key).reshape(-1).nonzero().view(-1)
-            spared = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
-            spared[ties[left:]] = True
-            keep |= spared.view(score.shape)
-            left = max(left - len(ties), 0)
+    return cut(scores, find_threshold(scores, count))
+
+
+def find_threshold(scores: Sequence[Tensor], count: int, *, reduce: Exchange | None = None) -> Threshold | None:
+    """Return where to cut so that exactly `count` elements go; None if none does.
+
+    Of tensors that are spread over processes, `reduce` sums a histogram over all of them.
+    """
+    if count == 0:
+        return None
+    scores = [_dense(score) for score in scores]
+    dtype = functools.reduce(torch.promote_types, [score.dtype for score in scores])
+    found = None
+    if reduce is None and all(score.device.type == "cpu" for score in scores):
+        found = _bracket(scores, count, dtype)
+    return found or _radix(scores, count, dtype, reduce)
+
+
+def cut(
+    scores: Sequence[Tensor], threshold: Threshold | None, *, ties_before: Exchange | None = None
+) -> Iterator[Tensor]:
+    """Yield one mask per tensor, False for what `threshold` prunes.
+
+    Of tensors that are spread over processes, `ties_before` is given the number of ties in each of this process's
+    tensors and returns how many come before them in the order of the whole.
+    """
+    scores = [_dense(score) for score in scores]
+    if threshold is None:
+        yield from (torch.ones_like(score, dtype=torch.bool) for score in scores)
+        return
+    partly = threshold.ties_pruned < threshold.ties
+    offsets = None
+    if partly and ties_before is not None:
+        ties = [int(torch.count_nonzero(_compare(operator.eq, score, threshold))) for score in scores]
+        offsets = ties_before(torch.tensor(ties, device="cpu")).tolist()
+    before = 0
+    for index, score in enumerate(scores):
+        keep = _compare(operator.gt, score, threshold)
+        if partly:  # the first of the elements at the threshold go, the others stay
+            places = _compare(operator.eq, score, threshold).flatten().nonzero().view(-1)
+            pruned = threshold.ties_pruned - (before if offsets is None else offsets[index])
+            spared = places[max(pruned, 0) :]
+            keep.put_(spared, torch.ones_like(spared, dtype=torch.bool))
+            before += len(places)
         yield keep
 
 
-def find_threshold(scores: Sequence[Tensor], count: int, *, reduce: Reduce | None = None) -> Threshold | None:
-    """Return where to cut so that exactly `count` elements go; None if none does. `reduce` sums over shards."""
-    if count == 0:
-        return None
-    dtype = scores[0].dtype
-    for score in scores:
-        dtype = torch.promote_types(dtype, score.dtype)
-    if reduce is None and all(score.device.type == "cpu" for score in scores):
-        bracketed = _bracket(scores, count, dtype)
-        if bracketed is not None:
-            keys, below = bracketed
-            return _radix([keys], count - below, dtype, None)
-    return _radix(scores, count, dtype, reduce)
-
-
-def _radix(scores: Sequence[Tensor], count: int, dtype: torch.dtype, reduce: Reduce | None) -> Threshold:
-    integer = _INTEGERS[dtype]
-    shift = torch.iinfo(integer).bits
-    prefix, rank, ties = 0, count, 0
-    while shift > 0:
-        shift -= _DIGIT
-        histogram = torch.zeros(1 << _DIGIT, dtype=torch.int64, device="cpu")
-        for index, score in enumerate(scores):
-            for keys in _key_chunks(score, dtype):
-                _refuse_nan(keys, dtype, index)
-                if shift + _DIGIT < torch.iinfo(integer).bits:
-                    keys = keys[(keys >> (shift + _DIGIT)) == prefix]
-                digits = (keys >> shift) & ((1 << _DIGIT) - 1)
-                histogram += torch.bincount(digits, minlength=1 << _DIGIT).cpu()
-        if reduce is not None:
-            histogram = reduce(histogram)
-        total = histogram.cumsum(0)
-        digit = int(torch.searchsorted(total, rank))
-        ties = int(histogram[digit])
-        rank -= int(total[digit]) - ties
-        prefix = (prefix << _DIGIT) | digit
-    return Threshold(prefix, rank, ties, dtype)
-
-
-def _bracket(scores: Sequence[Tensor], count: int, dtype: torch.dtype) -> tuple[Tensor, int] | None:
-    """Return the keys in a narrow range around the `count`-th one and how many lie below it; None if that fails."""
-    total = sum(score.numel() for score in scores)
+def _bracket(scores: Sequence[Tensor], count: int, dtype: torch.dtype) -> Threshold | None:
+    """Find the threshold among the few keys that a sample says are near it; None if the sample was misleading."""
+    total, infinity = sum(score.numel() for score in scores), _infinity(dtype)
     stride = max(total // _SAMPLE, 1)
-    sample = np.sort(np.concatenate([_numpy_keys(score, dtype, stride) for score in scores]))
+    sample = np.sort(np.concatenate([_keys(in_memory_order(s)[::stride], dtype).numpy() for s in scores]))
     # Four standard deviations of a sampled rank: missing the bracket costs a slower pass, never a wrong answer.
     slack = 4 * (len(sample) / 4) ** 0.5
     first, last = (int(count / total * len(sample) + sign * slack) for sign in (-1, 1))
     low = int(sample[first]) if first > 0 else 0
-    high = int(sample[last]) if last < len(sample) else _infinity(dtype)
-    infinity, below, inside, kept = _infinity(dtype), 0, [], 0
-    scratch = np.empty(_CHUNK, dtype=sample.dtype)
+    high = int(sample[last]) if last < len(sample) else infinity
+    below, kept, inside = 0, 0, []
     for index, score in enumerate(scores):
-        for keys in _numpy_chunks(score, dtype, scratch):
+        for keys in map(Tensor.numpy, _key_chunks(score, dtype)):
             if len(keys) and keys.max() > infinity:
                 raise NotANumberError(index)
-            np.subtract(keys, low, out=keys)
+            keys -= low
             # Below `low` the difference is negative, which is huge when read as unsigned: one comparison for two.
             chosen = np.compress(keys.view(f"u{keys.itemsize}") <= high - low, keys)
             below += int(np.count_nonzero(keys < 0))
@@ -135,60 +124,72 @@ def _bracket(scores: Sequence[Tensor], count: int, dtype: torch.dtype) -> tuple[
             if kept > max(total // 16, _CHUNK):  # many equal elements: collecting them would cost memory
                 return None
             inside.append(chosen)
-    if not below < count <= below + kept:
+    rank = count - below
+    if not 0 < rank <= kept:
         return None
     found = np.concatenate(inside)
-    found += np.asarray(low, dtype=found.dtype)
-    return torch.from_numpy(found).view(dtype), below
+    found.partition(rank - 1)
+    key = found[rank - 1]
+    pruned = rank - int(np.count_nonzero(found < key))
+    return Threshold(int(key) + low, pruned, int(np.count_nonzero(found == key)), dtype)
 
 
-def _above(score: Tensor, threshold: Threshold) -> Tensor:
-    keep = torch.empty_like(score, dtype=torch.bool)
-    flat, into = in_memory_order(score), in_memory_order(keep)
-    if score.device.type == "cpu":
-        scratch = np.empty(_CHUNK, dtype=_numpy_integer(threshold.dtype))
-        chunks = _numpy_chunks(flat, threshold.dtype, scratch)
-        for bits, part in zip(chunks, into.split(_CHUNK), strict=True):
-            np.greater(bits, threshold.key, out=part.numpy())
-    else:
-        for keys, part in zip(_key_chunks(flat, threshold.dtype), into.split(_DEVICE_CHUNK), strict=True):
-            torch.gt(keys, threshold.key, out=part)
-    return keep
+def _radix(scores: Sequence[Tensor], count: int, dtype: torch.dtype, reduce: Exchange | None) -> Threshold:
+    """Find the threshold 16 bits at a time, on any device and over any number of processes."""
+    top, infinity = 8 * dtype.itemsize - 1, _infinity(dtype)
+    prefix, rank, ties = 0, count, 0
+    holder: int | None = None
+    for shift in range(top + 1 - _DIGIT, -1, -_DIGIT):
+        histogram = torch.zeros((1 << _DIGIT) + 1, dtype=torch.int64, device="cpu")  # the last one counts NaN
+        for index, score in enumerate(scores):
+            for keys in _key_chunks(score, dtype):
+                nans = int(torch.count_nonzero(keys > infinity))
+                holder = index if nans and holder is None else holder
+                digits = (keys[(keys >> min(shift + _DIGIT, top)) == prefix] >> shift) & ((1 << _DIGIT) - 1)
+                histogram[:-1] += torch.bincount(digits, minlength=1 << _DIGIT).cpu()
+                histogram[-1] += nans
+        if reduce is not None:
+            histogram = reduce(histogram)
+        if histogram[-1]:
+            raise NotANumberError(holder)
+        total = histogram[:-1].cumsum(0)
+        digit = int(torch.searchsorted(total, rank))
+        ties = int(histogram[digit])
+        rank -= int(total[digit]) - ties
+        prefix = (prefix << _DIGIT) | digit
+    return Threshold(prefix, rank, ties, dtype)
 
 
-def _keys(score: Tensor, dtype: torch.dtype) -> Tensor:
-    return score.detach().to(dtype).view(_INTEGERS[dtype]) & torch.iinfo(_INTEGERS[dtype]).max
+def _dense(score: Tensor) -> Tensor:
+    return score if is_dense(score) else score.contiguous()
+
+
+def _compare(operation: Callable[[Any, int], Any], score: Tensor, threshold: Threshold) -> Tensor:
+    """Compare every key with the threshold's; numpy does so several times faster than torch on the CPU."""
+    result = torch.empty_like(score, dtype=torch.bool)
+    array = Tensor.numpy if score.device.type == "cpu" else Tensor.detach
+    parts = in_memory_order(result).split(_chunk(score))
+    for keys, part in zip(_key_chunks(score, threshold.dtype), parts, strict=True):
+        array(part)[:] = operation(array(keys), threshold.key)
+    return result
 
 
 def _key_chunks(score: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-    for chunk in in_memory_order(score.detach()).split(_DEVICE_CHUNK):
-        yield _keys(chunk, dtype)
+    """Yield the keys in memory order, part after part in the same scratch space."""
+    scratch: Tensor | None = None
+    for chunk in in_memory_order(score).split(_chunk(score)):
+        scratch = _keys(chunk, dtype, None if scratch is None else scratch[: len(chunk)])
+        yield scratch
 
 
-def _numpy_integer(dtype: torch.dtype) -> np.dtype[np.signedinteger]:
-    return np.dtype(f"i{dtype.itemsize}")
+def _keys(flat: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    values = bits(flat.contiguous().to(dtype))
+    return torch.bitwise_and(values, torch.iinfo(values.dtype).max, out=out)
 
 
-def _numpy_bits(flat: Tensor, dtype: torch.dtype) -> np.ndarray:
-    bits: np.ndarray = flat.to(dtype).view(_INTEGERS[dtype]).numpy()
-    return bits
-
-
-def _numpy_keys(score: Tensor, dtype: torch.dtype, stride: int) -> np.ndarray:
-    bits = _numpy_bits(in_memory_order(score.detach())[::stride].contiguous(), dtype)
-    return bits & np.iinfo(bits.dtype).max
-
-
-def _numpy_chunks(score: Tensor, dtype: torch.dtype, scratch: np.ndarray) -> Iterator[np.ndarray]:
-    magnitude = np.iinfo(scratch.dtype).max
-    for chunk in in_memory_order(score.detach()).split(_CHUNK):
-        yield np.bitwise_and(_numpy_bits(chunk, dtype), magnitude, out=scratch[: len(chunk)])
+def _chunk(score: Tensor) -> int:
+    return _CHUNK if score.device.type == "cpu" else _DEVICE_CHUNK
 
 
 def _infinity(dtype: torch.dtype) -> int:
-    return int(_keys(torch.tensor([float("inf")], dtype=dtype, device="cpu"), dtype))
-
-
-def _refuse_nan(keys: Tensor, dtype: torch.dtype, index: int) -> None:
-    if len(keys) and int(keys.max()) > _infinity(dtype):
-        raise NotANumberError(index)
+    return int(bits(torch.tensor(torch.inf, dtype=dtype, device="cpu")))

@@ -22,7 +22,7 @@ def save_weights(weights: Mapping[str, Weight]) -> dict[str, Any]:
 
 
 def checked_masks(
-    state: Mapping[str, Any], settings: Mapping[str, Any], weights: Mapping[str, Weight], memory: Memory
+    state: Mapping[str, Any], settings: Mapping[str, Any], weights: Mapping[str, Weight]
 ) -> dict[str, Tensor]:
     """Return the saved masks, after everything that could be wrong with a state has been ruled out."""
     for key, mine in settings.items():
@@ -42,12 +42,12 @@ def checked_masks(
             saved = state["error"][name].numel()
             raise ValueError(f"the saved error of {name} has {saved} values, its mask prunes {pruned}")
         weight, mask = weights[name], mask.to(weights[name].mask.device)
-        if memory is Memory.FORGET and not weight.touched and bool(torch.any(mask & ~weight.mask)):
+        if weight.memory is Memory.FORGET and not weight.touched and bool(torch.any(mask & ~weight.mask)):
             raise ValueError(
                 f"{name} was pruned when the pruner was attached, and not with the saved masks: load the model's state "
                 "after attaching the pruner and before loading the pruner's"
             )
-        if memory is not Memory.SOFT and torch.count_nonzero(weight.target.param.data[~mask]):
+        if weight.memory is not Memory.SOFT and torch.count_nonzero(weight.target.param.data[~mask]):
             raise ValueError(
                 f"{name} has weights where the saved mask has none: load the model's state of the same moment "
                 "before the pruner's"

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import Parameter, UninitializedParameter
 
+from regrow.core.layout import is_dense
+
 TargetSpec = str | Iterable[str] | Callable[[str, Parameter], bool] | None
 
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+|_orig_mod\.|_checkpoint_wrapped_module\.")
@@ -138,15 +140,5 @@ def _check(target: Target) -> None:
 
 def check_storage(target: Target) -> None:
     """Refuse a parameter whose elements overlap in memory or have gaps between them."""
-    tensor = target.param.data
-    if not tensor.is_contiguous() and not tensor.permute(_by_stride(tensor)).is_contiguous():
+    if not is_dense(target.param):
         raise ValueError(f"{target.name} has overlapping or padded storage: make it contiguous before pruning it")
-
-
-def _by_stride(tensor: Tensor) -> list[int]:
-    return sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
-
-
-def in_memory_order(tensor: Tensor) -> Tensor:
-    """Return a flat view in the order of the elements in memory, whatever the memory format (dense tensors only)."""
-    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())

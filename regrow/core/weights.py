@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regrow.core.targets import Target, check_storage, in_memory_order
+from regrow.core.layout import bits, in_memory_order
+from regrow.core.targets import Target, check_storage
 
 
 class Memory(Enum):
@@ -32,21 +33,20 @@ class Weight:
     """
 
     def __init__(self, target: Target, memory: Memory) -> None:
-        self.target = target
+        self.target, self.memory = target, memory
         self.mask = torch.ones_like(target.param.data, dtype=torch.bool)
-        self.dense: Tensor | None = None
-        self.bind()
-        if memory is Memory.KEEP:
-            self.dense = self.pruned.clone()
+        self.dense = target.param.data.clone() if memory is Memory.KEEP else None
         self.bind()
 
     def bind(self) -> None:
         """Take the parameter's present storage as the place of ŵ and lay the views with which it is written."""
-        self.pruned: Tensor = self.target.param.data
         check_storage(self.target)
-        self.mask, self.dense = _like(self.mask, self.pruned), _like(self.dense, self.pruned)
+        self.pruned: Tensor = self.target.param.data
+        self.mask = _like(self.pruned, self.mask, torch.bool)
+        if self.dense is not None:
+            self.dense = _like(self.pruned, self.dense, self.pruned.dtype)
         self._address = self.pruned.data_ptr()
-        self._views = tuple(map(_bits, (self.source, self.mask, self.pruned)))
+        self._views = tuple(map(_view, (self.source, self.mask, self.pruned)))
         self.mark()
 
     @property
@@ -65,21 +65,25 @@ class Weight:
             self.target.param.data = self.dense
 
     def hide(self) -> None:
-        """Let the parameter hold ŵ = m⊙w; pruned entries are +0.0."""
-        self.follow()
+        """Let the parameter hold ŵ again."""
+        if self.memory is not Memory.SOFT:
+            self.prune()
+        self.mark()
+
+    def prune(self) -> None:
+        """Write ŵ = m⊙w into the parameter's own storage; pruned entries are +0.0."""
+        parameter = self.target.param
+        if parameter.data_ptr() not in (self._address, self.source.data_ptr()):
+            self.source.copy_(parameter.data)  # an optimizer put new storage in place of updating the weights in theirs
         source, mask, pruned = self._views
         if self.pruned.device.type == "cpu":
             # Bits times 0 or 1: exact for every float, and the one masking that runs at the speed of memory.
             np.multiply(source, mask, out=pruned)
         else:
             torch.mul(source, mask, out=pruned)
-        self.target.param.data = self.pruned
-
-    def follow(self) -> None:
-        """Take over what an optimizer did that puts new storage in place of updating the weights where they are."""
-        parameter = self.target.param
-        if parameter.data_ptr() not in (self._address, self.source.data_ptr()):
-            self.source.copy_(parameter.data)
+        parameter.data = self.pruned
+        # Autograd could not know that a backward pass from here on does not meet the weights of an earlier forward one.
+        torch.autograd.graph.increment_version(parameter)
 
     def point_back(self) -> None:
         """Let the parameter keep its values, in the storage of ŵ, if it points at the dense weights."""
@@ -89,7 +93,7 @@ class Weight:
 
     def forget(self) -> None:
         """Drop the dense weights; what is pruned is gone."""
-        self.dense = None
+        self.memory, self.dense = Memory.FORGET, None
         self.bind()
 
     def mark(self) -> None:
@@ -112,20 +116,17 @@ class Weight:
         dense = bool(torch.count_nonzero(self.pruned[~self.mask]))
         if self.dense is not None:
             self.dense.copy_(self.pruned if dense else torch.where(self.mask, self.pruned, self.dense))
-        return dense
+        return dense and self.memory is not Memory.SOFT
 
 
-def _like(tensor: Tensor | None, model: Tensor) -> Any:
-    """Return `tensor` on the device, in the memory format and, unless it is a mask, in the dtype of `model`."""
-    if tensor is None or (tensor.device == model.device and tensor.stride() == model.stride()):
-        return tensor if tensor is None or tensor.dtype in (torch.bool, model.dtype) else tensor.to(model.dtype)
-    dtype = torch.bool if tensor.dtype is torch.bool else model.dtype
+def _like(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `tensor` on the device and in the memory format of `model`."""
+    if (tensor.device, tensor.stride(), tensor.dtype) == (model.device, model.stride(), dtype):
+        return tensor
     return torch.empty_like(model, dtype=dtype).copy_(tensor)
 
 
-def _bits(tensor: Tensor) -> Any:
+def _view(tensor: Tensor) -> Any:
     """Return the elements in memory order, floats as integers of their size; as an array on the CPU."""
-    flat = in_memory_order(tensor)
-    if flat.is_floating_point():
-        flat = flat.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[flat.itemsize])
+    flat = bits(in_memory_order(tensor))
     return flat.numpy() if flat.device.type == "cpu" else flat

@@ -10,6 +10,7 @@ from regrow.methods.fixed import Fixed
 from regrow.methods.incremental import Incremental
 from regrow.methods.lottery import LotteryTicket
 from regrow.methods.oneshot import OneShot
+from regrow.methods.pruner import Pruner
 from regrow.methods.rewire import Rewire
 from regrow.methods.rigl import RigL
 from regrow.methods.scratch import from_scratch, steps_of_equal_flops
@@ -33,6 +34,7 @@ __all__ = [
     "LotteryTicket",
     "LowRank",
     "OneShot",
+    "Pruner",
     "Rewire",
     "RigL",
     "Sign",

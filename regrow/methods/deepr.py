@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.budget import keep_largest
+from regrow.choices.budget import keep_largest
 from regrow.methods.about import About
 from regrow.methods.rewire import Rewire, RewireOptions
 

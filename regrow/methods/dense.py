@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from regrow.core.pruner import Pruner
 from regrow.core.targets import TargetSpec
 from regrow.core.weights import Memory
 from regrow.methods.about import About
+from regrow.methods.pruner import Pruner
 
 
 class Dense(Pruner):

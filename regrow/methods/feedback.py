@@ -14,12 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.choices.decay import Decay
 from regrow.core.masks import Masks
-from regrow.core.pruner import Decay, Pruner
 from regrow.core.targets import Target, TargetSpec
 from regrow.core.weights import Memory, Weight
 from regrow.methods.about import About
 from regrow.methods.compressors import Compressor, parse_compressor
+from regrow.methods.pruner import Pruner
 
 
 class Feedback(Pruner):

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.masks import Masks
-from regrow.core.pruner import Pruner
 from regrow.methods.about import About
+from regrow.methods.pruner import Pruner
 
 
 class Fixed(Pruner):

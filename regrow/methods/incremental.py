@@ -14,10 +14,10 @@ from typing import Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.pruner import Pruner
 from regrow.core.schedule import Schedule
 from regrow.methods.about import About
 from regrow.methods.options import Options, needed
+from regrow.methods.pruner import Pruner
 
 
 class Incremental(Pruner):

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from regrow.core.budget import Budget, Scope
+from regrow.choices.budget import Allotment, Scope
+from regrow.core.budget import alive
 from regrow.core.masks import Masks, pack, unpack
 from regrow.core.schedule import check_sparsity
-from regrow.core.score import alive
 from regrow.core.targets import TargetSpec, find_targets
 from regrow.core.weights import Memory
 from regrow.methods.about import About
@@ -79,7 +79,7 @@ class LotteryTicket:
             raise ValueError(f"drop must be a share in (0, 1), got {drop:g}")
         if rewind < 0:
             raise ValueError(f"rewind must be an optimizer step, 0 or later, got {rewind}")
-        self.model, self.rewind, self.budget = model, rewind, Budget(scope)
+        self.model, self.rewind, self.budget = model, rewind, Allotment(scope)
         self.targets = {t.name: t.param for t in find_targets(model, targets, include_last=include_last)}
         self.sparsities = [0.0]
         while self.sparsities[-1] < sparsity:

@@ -1,14 +1,15 @@
-"""What most methods pass on to `Pruner`, and the error for what they cannot do without."""
+"""What most methods pass on to `Pruner`, how `help()` shows it, and the error for what they cannot do without."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+import inspect
+from typing import Any, TypedDict, get_args, get_type_hints
 
 import torch.distributed as dist
 
-from regrow.core.budget import Scope
-from regrow.core.pruner import Decay
-from regrow.core.score import Criterion
+from regrow.choices.budget import Scope
+from regrow.choices.decay import Decay
+from regrow.choices.score import Criterion
 from regrow.core.targets import TargetSpec
 
 
@@ -16,7 +17,7 @@ class Options(TypedDict, total=False):
     """The options of `Pruner` that a magnitude method leaves as they are."""
 
     scope: Scope
-    """How many survive where: see `regrow.core.budget.Budget`."""
+    """How many survive where: "global", "layer", "er", "erk" or "redistributed", see `regrow.choices.budget`."""
     unit: str
     """What is pruned as one: "weight", "filter", or N:M such as "2:4" along the input channels."""
     criterion: Criterion
@@ -62,3 +63,30 @@ def check_constant(method: object, sparsity: float) -> float:
             f"{type(method).__name__} is sparse from the start: sparsity must be a number, got {sparsity!r}"
         )
     return sparsity
+
+
+class ExplicitSignature:
+    """The signature of a class, with what it passes on by `**options` written out for `help()` and other tools."""
+
+    def __get__(self, instance: object, owner: Any) -> inspect.Signature:
+        """Return the signature of `owner`: what all methods share comes first, in the same order everywhere."""
+        own = inspect.signature(owner.__init__)
+        inherited: dict[str, inspect.Parameter] = {}
+        for cls in reversed(owner.__mro__[1:-1]):
+            inherited |= inspect.signature(cls.__init__).parameters
+        taken = dict(own.parameters)
+        for name, parameter in own.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                packed = get_args(get_type_hints(owner.__init__)[name])  # Unpack[Options], or nothing more exact
+                passed = get_type_hints(packed[0]) if packed else inherited
+                taken = {each: inherited[each] for each in passed} | taken
+        order = [name for name in {**inherited, **taken} if name in taken and name != "self"]
+        kept = [taken[name] for name in order if taken[name].kind is not inspect.Parameter.VAR_KEYWORD]
+        return own.replace(parameters=[_with_shared_default(owner, parameter) for parameter in kept])
+
+
+def _with_shared_default(owner: type, parameter: inspect.Parameter) -> inspect.Parameter:
+    """Take a class attribute of the option's name for the default that its methods share."""
+    if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is None:
+        return parameter.replace(default=getattr(owner, parameter.name, None))
+    return parameter

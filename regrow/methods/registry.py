@@ -6,9 +6,9 @@ import difflib
 import inspect
 from collections.abc import Iterator
 from importlib.metadata import entry_points
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-from regrow.core.pruner import Pruner
+from regrow.methods.pruner import Pruner
 
 
 def find_method(name: str) -> type[Pruner]:
@@ -45,18 +45,8 @@ def method_names() -> list[str]:
 
 def method_options(method: type[Pruner]) -> dict[str, Any]:
     """Return what `method` takes besides model and optimizer, with the defaults (`...` where there is none)."""
-    own = inspect.signature(method).parameters
-    options = {name: _default(p) for name, p in own.items() if p.kind is p.KEYWORD_ONLY}
-    inherited: dict[str, Any] = {}
-    for cls in reversed(method.__mro__[1:-1]):
-        inherited |= {name: _default(p) for name, p in inspect.signature(cls).parameters.items()}
-    for name, parameter in own.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            packed = get_args(get_type_hints(method.__init__)[name])  # Unpack[Options], or nothing more exact
-            passed = get_type_hints(packed[0]) if packed else inherited
-            options |= {each: inherited.get(each, ...) for each in passed if each not in options}
-    # A class attribute of the option's name is the default that its methods share.
-    return {n: getattr(method, n, None) if default is None else default for n, default in options.items()}
+    options = [p for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return {option.name: ... if option.default is option.empty else option.default for option in options}
 
 
 def _methods(cls: type[Pruner]) -> Iterator[type[Pruner]]:
@@ -68,7 +58,3 @@ def _methods(cls: type[Pruner]) -> Iterator[type[Pruner]]:
 
 def _plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
-
-
-def _default(parameter: inspect.Parameter) -> Any:
-    return ... if parameter.default is parameter.empty else parameter.default

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.budget import Scope
-from regrow.core.pruner import Pruner
-from regrow.core.random import uniform
+from regrow.choices.budget import Scope
+from regrow.choices.random import uniform
 from regrow.core.targets import TargetSpec
 from regrow.methods.options import check_constant, needed
+from regrow.methods.pruner import Pruner
 
 
 class RewireOptions(TypedDict, total=False):

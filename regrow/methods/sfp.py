@@ -16,14 +16,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.budget import prune_named
-from regrow.core.pruner import Pruner
+from regrow.choices.budget import prune_named
+from regrow.choices.score import Criterion
 from regrow.core.schedule import Schedule
-from regrow.core.score import Criterion
 from regrow.core.targets import TargetSpec
 from regrow.core.weights import Memory
 from regrow.methods.about import About
 from regrow.methods.options import needed
+from regrow.methods.pruner import Pruner
 
 
 class SFP(Pruner):
@@ -61,5 +61,5 @@ class SFP(Pruner):
         for name, weight in self.weights.items():
             norms = self.units.scores(self.targets[name], weight)
             count = int(len(norms) * self.requested + 1e-9)  # 0.29 x 100 filters are 29, not 28.999…
-            [keep] = prune_named([name], [norms], count)
+            keep = prune_named(name, norms, count)
             yield name, self.units.mask(self.targets[name], weight, keep, None)

@@ -19,9 +19,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
-from regrow.core.pruner import Pruner
 from regrow.methods.about import About
 from regrow.methods.options import Options, check_constant
+from regrow.methods.pruner import Pruner
 
 
 class SNIP(Pruner):

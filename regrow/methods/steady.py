@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.pruner import Pruner
 from regrow.core.schedule import Schedule
 from regrow.core.targets import Target
 from regrow.methods.options import Options, check_share, needed
+from regrow.methods.pruner import Pruner
 
 
 class SteadyOptions(Options, total=False):

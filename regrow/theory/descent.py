@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from regrow.core import Pruner
-from regrow.methods import DPF, Dense, OneShot
+from regrow.methods import DPF, Dense, OneShot, Pruner
 from regrow.theory.problems import Problem
 
 Rate = Callable[[int], float]

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.analysis import Dynamics
-from regrow.core import Masks, Pruner
+from regrow.core import Masks
 from regrow.core.masks import unpack
 from regrow.data import DataError
-from regrow.methods import Fixed
+from regrow.methods import Fixed, Pruner
 from regrow.train import parts
 from regrow.train.config import Recipe, RecipeError
 from regrow.train.evaluation import evaluate

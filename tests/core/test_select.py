@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regrow.choices.budget import Allotment
 from regrow.core import select
 from regrow.core.budget import Budget
 from regrow.core.select import NotANumberError, prune_smallest
@@ -107,7 +108,7 @@ def test_exactly_the_requested_number_is_pruned_with_a_floor_too(weights, sparsi
     scores = {f"layer{i}": w for i, w in enumerate(weights)}
     total = sum(w.numel() for w in weights)
     spared = sum(min(floor, w.numel()) for w in weights)
-    budget = Budget("global", floor)
+    budget = Allotment("global", floor)
     if round(total * sparsity) > total - spared:
         with pytest.raises(ValueError, match="lower the floor or the sparsity"):
             list(budget.keep_top(scores, sparsity))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, Optimizer, RAdam, RMSprop
+
+Decay = Literal["dense", "pruned"]
 
 _COUPLED = (SGD, Adam, Adagrad, RMSprop, Adamax, NAdam, RAdam, Adadelta, ASGD)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import regrow
-from regrow.core.score import CRITERIA
+from regrow.choices.score import CRITERIA
 from tests.core.nets import batches, sgd, small_cnn, train
 
 patterns = st.sampled_from([(1, 2), (2, 4), (1, 4), (3, 4), (4, 8)])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regrow
-from regrow.core.budget import Budget, allocate, keep_largest
+from regrow.choices.budget import Allotment, allocate, keep_largest
 from tests.core.nets import sgd, small_cnn
 from tests.methods.reference import split
 
@@ -62,7 +62,7 @@ def test_redistribution_gives_more_to_layers_of_larger_weights():
 
 
 def test_a_layer_that_would_be_denser_than_dense_gives_the_rest_to_the_others():
-    budget = Budget("erk")
+    budget = Allotment("erk")
     scores = {"small": torch.rand(3, 3), "large": torch.rand(100, 100)}
     masks = dict(budget.keep_top(scores, 0.9))
     assert bool(masks["small"].all())

@@ -1,7 +1,4 @@
-"""How much a weight or a filter matters: the larger the score's magnitude, the longer it is kept.
-
-Selection looks at magnitudes only, so a weight is its own score. Filters are scored from a matrix with one row each.
-"""
+"""How much a filter matters: scores of the rows of a matrix, one for each filter (a weight is its own score)."""
 
 from __future__ import annotations
 
@@ -13,11 +10,6 @@ from torch import Tensor
 
 Criterion = Literal["l2", "l1", "rms", "fpgm", "bn"]
 """How filters are ranked; "bn" is the scale of the batch norm that follows (Liu et al. 2017)."""
-
-
-def alive(score: Tensor, mask: Tensor) -> Tensor:
-    """Rank everything in `mask`, zeros included, above everything outside it; the order within stays the same."""
-    return torch.where(mask, torch.nextafter(score.abs(), score.new_tensor(torch.inf)), 0)
 
 
 def l2(rows: Tensor) -> Tensor:

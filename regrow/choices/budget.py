@@ -1,0 +1,121 @@
+"""Budgets beyond one pool or equal shares: Erdos-Renyi densities, redistribution, a floor under every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from regrow.core.budget import Budget, Pool, alive, find_named
+from regrow.core.select import cut
+
+Scope = Literal["global", "layer", "er", "erk", "redistributed"]
+
+
+@dataclass(frozen=True)
+class Allotment(Budget):
+    """A budget that can also split the exact number of survivors of the whole model between its layers.
+
+    "er" splits by the density (n_in + n_out) / (n_in n_out) of Mocanu et al. 2018, "erk" with the kernel's sides in
+    both terms (Evci et al. 2020), "redistributed" anew for every mask by the sum of the layer's scores. `floor` units
+    of a layer are never pruned.
+    """
+
+    scope: Scope = "global"
+    floor: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.floor < 0:
+            raise ValueError(f"floor must be at least 0 units per layer, got {self.floor}")
+
+    @staticmethod
+    def scopes() -> tuple[str, ...]:
+        """Return all scopes."""
+        return get_args(Scope)
+
+    def keep_top(
+        self, scores: Mapping[str, Tensor], sparsity: float, shapes: Mapping[str, torch.Size] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the mask of each tensor of scores: those of least magnitude are pruned, but not below the floor."""
+        if not self.floor:
+            yield from super().keep_top(scores, sparsity, shapes)
+            return
+        pools = self.pools(scores, sparsity, shapes or {name: score.shape for name, score in scores.items()})
+        for names, count in pools:
+            self._check_room(names, count, scores, sparsity)
+        tops = {name: prune_named(name, score, max(score.numel() - self.floor, 0)) for name, score in scores.items()}
+        for names, count in pools:
+            rest = [(name, scores[name][~tops[name]]) for name in names]
+            keeps = cut([score for _, score in rest], find_named(rest, count))
+            for name, keep in zip(names, keeps, strict=True):
+                yield name, tops[name].masked_scatter(~tops[name], keep)
+
+    def pools(self, scores: Mapping[str, Tensor], sparsity: float, shapes: Mapping[str, torch.Size]) -> list[Pool]:
+        """Return who competes with whom, and for how many places."""
+        if self.scope in Budget.scopes():
+            return super().pools(scores, sparsity, shapes)
+        sizes = [score.numel() for score in scores.values()]
+        shares = [self._share(score, shapes[name]) for name, score in scores.items()]
+        kept = allocate(sum(sizes) - round(sum(sizes) * sparsity), shares, sizes)
+        return [([name], size - keep) for name, size, keep in zip(scores, sizes, kept, strict=True)]
+
+    def _share(self, score: Tensor, shape: torch.Size) -> float:
+        if self.scope == "redistributed":
+            return float(torch.linalg.vector_norm(score, 1, dtype=torch.float64))
+        sides = shape if self.scope == "erk" else shape[:2]
+        return score.numel() * sum(sides) / prod(sides)
+
+    def _check_room(self, names: list[str], count: int, scores: Mapping[str, Tensor], sparsity: float) -> None:
+        total = sum(scores[name].numel() for name in names)
+        spared = sum(min(self.floor, scores[name].numel()) for name in names)
+        if count > total - spared:
+            raise ValueError(
+                f"sparsity {sparsity:g} prunes {count:,} of {total:,} units, but floor={self.floor} protects "
+                f"{spared:,} of them: lower the floor or the sparsity"
+            )
+
+
+def allocate(total: int, shares: Sequence[float], caps: Sequence[int]) -> list[int]:
+    """Split `total` in proportion to `shares`, no part above its cap; what overflows goes to the others alike.
+
+    Fractions go to the largest remainders, so that the parts are whole and sum to `total` exactly.
+
+    >>> allocate(10, [3, 1, 1], [4, 9, 9])
+    [4, 3, 3]
+    """
+    if total > sum(caps):
+        raise ValueError(f"{total:,} units do not fit into the {sum(caps):,} free places")
+    parts = [Fraction(cap) for cap in caps]
+    open_ = set(range(len(caps)))
+    full: set[int] = set(open_)
+    while full:
+        left = total - sum(cap for index, cap in enumerate(caps) if index not in open_)
+        weights = {index: Fraction(shares[index]) for index in open_}
+        sum_ = sum(weights.values())
+        for index in open_:
+            parts[index] = left * weights[index] / sum_ if sum_ else Fraction(left, len(open_))
+        full = {index for index in open_ if parts[index] > caps[index]}
+        parts = [Fraction(caps[index]) if index in full else part for index, part in enumerate(parts)]
+        open_ -= full
+    whole = [int(part) for part in parts]
+    by_remainder = sorted(range(len(parts)), key=lambda index: whole[index] - parts[index])
+    for index in by_remainder[: total - sum(whole)]:
+        whole[index] += 1
+    return whole
+
+
+def prune_named(name: str, score: Tensor, count: int) -> Tensor:
+    """Return a mask without the `count` elements of least magnitude."""
+    [keep] = cut([score], find_named([(name, score)], count))
+    return keep
+
+
+def keep_largest(name: str, score: Tensor, among: Tensor, count: int) -> Tensor:
+    """Return a mask of the `count` elements of largest magnitude inside the mask `among`."""
+    return prune_named(name, alive(score, among), score.numel() - count)

@@ -1,0 +1,141 @@
+"""Units of several weights: output filters, or all but N of M weights in a row of input channels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter
+
+from regrow.choices.channels import companions, norm_scales
+from regrow.choices.score import CRITERIA, Criterion
+from regrow.core.budget import alive
+from regrow.core.schedule import Schedule
+from regrow.core.targets import Target
+from regrow.core.units import Units
+
+
+@dataclass(frozen=True)
+class Filters(Units):
+    """Output filters (rows of a linear layer)."""
+
+    criterion: Criterion = "l2"
+    channels: bool = False
+    scales: dict[str, Parameter] = field(default_factory=dict)
+
+    def usable(self, model: nn.Module, targets: Sequence[Target], *, chosen: bool) -> list[Target]:
+        """Find the batch norms if it is they who decide."""
+        if self.criterion == "bn":
+            self.scales.update(norm_scales(model, targets))
+        return list(targets)
+
+    def companions(self, model: nn.Module, targets: Sequence[Target]) -> dict[str, list[Target]]:
+        """Take bias and batch norm along, if they are to go with their filter."""
+        return companions(model, targets) if self.channels else {}
+
+    def scores(self, target: Target, score: Tensor) -> Tensor:
+        """Return one score per filter."""
+        if self.criterion == "bn":
+            return self.scales[target.name].detach()
+        return CRITERIA[self.criterion](_rows(target, score))
+
+    def whole(self, target: Target, mask: Tensor) -> Tensor:
+        """Tell which filters are there."""
+        return _rows(target, mask).all(1)
+
+    def mask(self, target: Target, score: Tensor, keep: Tensor, among: Tensor | None) -> Tensor:
+        """Spread one decision per filter over the filter's weights."""
+        shape = [1] * score.ndim
+        shape[target.out_dim] = -1
+        spread: Tensor = keep.view(shape).expand_as(score)
+        return spread
+
+
+@dataclass(frozen=True)
+class Groups(Units):
+    """N:M: of M weights in neighbouring input channels the N largest stay; a ramp converts group after group.
+
+    First those whose M − N smallest weights are the smallest in l2 norm.
+    """
+
+    n: int
+    m: int
+
+    def usable(self, model: nn.Module, targets: Sequence[Target], *, chosen: bool) -> list[Target]:
+        """Leave out layers whose input channels do not divide into groups of M."""
+        odd = [target for target in targets if target.param.shape[1 - target.out_dim] % self.m]
+        if odd and (chosen or len(odd) == len(targets)):
+            raise ValueError(
+                f"unit '{self.n}:{self.m}' needs input channels in multiples of {self.m}, but {odd[0].name} has "
+                f"{odd[0].param.shape[1 - odd[0].out_dim]}: leave it out with targets=..."
+            )
+        return [target for target in targets if target not in odd]
+
+    def check(self, schedule: Schedule) -> None:
+        """Refuse what does not end at 1 − N/M."""
+        final = getattr(schedule, "final", self.sparsity)
+        if abs(final - self.sparsity) > 1e-9:
+            raise ValueError(
+                f"unit '{self.n}:{self.m}' prunes {self.sparsity:g} of the weights, no more and no less: "
+                f"sparsity must be {self.sparsity:g} or a ramp to it, got {final:g}"
+            )
+
+    @property
+    def sparsity(self) -> float:
+        """The sparsity when every group is converted."""
+        return 1 - self.n / self.m
+
+    def share(self, sparsity: float) -> float:
+        """Return which share of the groups is converted."""
+        if sparsity > self.sparsity + 1e-9:
+            raise ValueError(
+                f"unit '{self.n}:{self.m}' prunes at most {self.sparsity:g}, the schedule asks {sparsity:g}"
+            )
+        return min(sparsity / self.sparsity, 1.0)
+
+    def scores(self, target: Target, score: Tensor) -> Tensor:
+        """Return what converting each group would take away."""
+        least = self._groups(target, score).abs().topk(self.m - self.n, largest=False).values
+        norms: Tensor = torch.linalg.vector_norm(least, dim=-1)
+        return norms
+
+    def whole(self, target: Target, mask: Tensor) -> Tensor:
+        """Tell which groups are not converted."""
+        return self._groups(target, mask).all(-1)
+
+    def mask(self, target: Target, score: Tensor, keep: Tensor, among: Tensor | None) -> Tensor:
+        """Keep the N largest of converted groups and all of the others."""
+        score = score.abs() if among is None else alive(score, among)
+        order = self._groups(target, score).argsort(dim=-1, stable=True)
+        largest = torch.zeros_like(order, dtype=torch.bool).scatter_(-1, order[..., self.m - self.n :], True)
+        mask: Tensor = (largest | keep[..., None]).flatten(-2).movedim(-1, 1 - target.out_dim)
+        return mask
+
+    def _groups(self, target: Target, tensor: Tensor) -> Tensor:
+        rows = tensor.movedim(1 - target.out_dim, -1)
+        return rows.reshape(*rows.shape[:-1], -1, self.m)
+
+
+def parse_unit(unit: str, criterion: Criterion = "l2", *, channels: bool = False) -> Units:
+    """Return the units that a name stands for: "weight", "filter", or N:M such as "2:4"."""
+    if criterion not in get_args(Criterion):
+        raise ValueError(f"criterion must be one of {', '.join(get_args(Criterion))}, got {criterion!r}")
+    if channels and unit != "filter":
+        raise ValueError(f"channels=True takes bias and batch norm along with unit='filter', not with unit={unit!r}")
+    if unit == "weight":
+        return Units()
+    if unit == "filter":
+        return Filters(criterion, channels)
+    if isinstance(unit, str) and (pattern := re.fullmatch(r"(\d+):(\d+)", unit)):
+        n, m = int(pattern[1]), int(pattern[2])
+        if 0 < n < m:
+            return Groups(n, m)
+    raise ValueError(f"unit must be 'weight', 'filter' or N:M with 0 < N < M such as '2:4', got {unit!r}")
+
+
+def _rows(target: Target, tensor: Tensor) -> Tensor:
+    return tensor.movedim(target.out_dim, 0).flatten(1)

@@ -1,0 +1,80 @@
+"""A pruner whose choices go by names: what every method of this package, and one of your own, starts from."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from regrow.choices.budget import Allotment, Scope
+from regrow.choices.decay import Decay, DecayAtPruned, at_pruned
+from regrow.choices.score import Criterion
+from regrow.choices.units import parse_unit
+from regrow.core.attach import hookable
+from regrow.core.pruner import BasePruner
+from regrow.core.schedule import Schedule
+from regrow.core.targets import TargetSpec
+from regrow.methods.options import ExplicitSignature
+
+
+class Pruner(BasePruner):
+    """The life that all methods share; a method says what it remembers and what the next masks are.
+
+    `scope` and `floor` say how many survive where, `unit`, `criterion` and `channels` what is pruned as one, `decay`
+    whether weight decay acts on the dense or on the pruned weights (see `regrow.methods.options.Options`).
+    """
+
+    shared = (*BasePruner.shared, "unit", "criterion", "channels")
+    __signature__: ClassVar[Any] = ExplicitSignature()
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        sparsity: float | Schedule,
+        every: int = 16,
+        scope: Scope = "global",
+        unit: str = "weight",
+        criterion: Criterion = "l2",
+        channels: bool = False,
+        targets: TargetSpec = None,
+        include_last: bool = False,
+        floor: int = 0,
+        decay: Decay = "dense",
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.unit, self.criterion, self.channels = unit, criterion, channels
+        self._decay = DecayAtPruned(hookable(optimizer)) if at_pruned(decay) else None
+        super().__init__(
+            model,
+            optimizer,
+            sparsity=sparsity,
+            every=every,
+            budget=Allotment(scope, floor),
+            units=parse_unit(unit, criterion, channels=channels),
+            targets=targets,
+            include_last=include_last,
+            group=group,
+        )
+
+    def check_company(self, others: list[BasePruner]) -> None:
+        """Refuse to share the optimizer when one of its pruners changes its weight decay."""
+        if any(self._decay or getattr(other, "_decay", None) for other in others):
+            raise ValueError("decay='pruned' concerns a whole optimizer: give it one pruner for all its weights")
+
+    def before_update(self) -> None:
+        """Run when the gradients at ŵ are known and the parameters still hold ŵ."""
+        if self._decay is not None:
+            self._decay.add_to_gradients()
+
+    def after_update(self) -> None:
+        """Run when the parameters hold ŵ again."""
+        if self._decay is not None:
+            self._decay.restore()
+
+    def settings(self) -> dict[str, Any]:
+        """Return what a saved run and the one that continues it must have in common."""
+        return {**super().settings(), "scope": self.budget.scope, "floor": getattr(self.budget, "floor", 0)}
