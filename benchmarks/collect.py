@@ -6,23 +6,42 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+from regrow.paper.cells import portable
+from regrow.train.config import Recipe
+from regrow.train.metrics import read_metrics
+
+# Of an epoch's record: what the figures of a report are drawn from.
+_EPOCH = ("epoch", "phase", "loss", "top1", "sparsity", "delta", "flips", "iou", "layers", "images_per_second")
+
 
 def record(run: Path) -> dict[str, Any]:
-    """Return what a finished run measured: its result, accuracy before fine-tuning, its recipe and where it ran."""
+    """Return what a finished run measured: its result, accuracy before fine-tuning, its epochs and where it ran."""
     result = json.loads((run / "result.json").read_text())
     environment = json.loads((run / "environment.json").read_text())
-    epochs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    trained = [epoch for epoch in epochs if epoch.get("phase") == "train" and "top1" in epoch]
+    epochs = read_metrics(run)
+    trained = [epoch for epoch in epochs if epoch["phase"] == "train"]
+    # Folders of the machine say nothing to a reader; the recipe is the command, and masks are known by the run's name.
+    recipe = portable(Recipe.of(result["recipe"], str(run)))
     return {
         "top1_before_finetuning": trained[-1]["top1"],
         **result,
-        # Folders of the machine say nothing to a reader; the recipe is the command.
+        "key": recipe.key(),
+        "recipe": dataclasses.asdict(recipe),
+        "epochs": [{name: _short(epoch[name]) for name in _EPOCH if name in epoch} for epoch in epochs],
         "environment": {fact: environment[fact] for fact in ("system", "cpu", "cores", "threads", "cuda")},
     }
+
+
+def _short(value: Any) -> Any:
+    """Return numbers with the digits that a figure can show."""
+    if isinstance(value, dict):
+        return {name: round(share, 4) if share < 1 else 1 for name, share in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def main() -> None:

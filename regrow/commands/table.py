@@ -14,6 +14,7 @@ from regrow.commands.inspect import inspect
 from regrow.commands.methods import methods
 from regrow.commands.recipes import recipes
 from regrow.commands.report import report
+from regrow.commands.reproduce import reproduce
 from regrow.commands.sweep import sweep
 from regrow.commands.train import default_recipe, train_command
 from regrow.train.config import Recipe
@@ -41,6 +42,7 @@ def _commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
         "methods": methods,
         "inspect": inspect,
         "report": report,
+        "reproduce": reproduce,
         "export": export,
         "env": env,
         "completion": completion,

@@ -133,10 +133,10 @@ class Group:
 
 def outcomes_of(run: Run) -> list[Outcome]:
     """Return what `run` came to: training and fine-tuning are two outcomes, as in the paper's tables."""
-    training = Outcome(run, _identity(run.recipe, finetuned=False), finetuned=False)
+    training = Outcome(run, identity(run.recipe, finetuned=False), finetuned=False)
     if not run.recipe.finetune_epochs:
         return [training] if training.finished or training.records else []
-    tuning = Outcome(run, _identity(run.recipe, finetuned=True), finetuned=True)
+    tuning = Outcome(run, identity(run.recipe, finetuned=True), finetuned=True)
     begun = tuning.finished or len(tuning.records) > 1
     known = training.records or "top1_before_finetuning" in (run.result or {})
     return [*([training] if known else []), *([tuning] if begun else [])]
@@ -177,6 +177,7 @@ def idle_fields(recipe: Recipe, *, finetuned: bool) -> tuple[str, ...]:
     return pruning if finetuned else (*pruning, *_FINETUNING)
 
 
-def _identity(recipe: Recipe, *, finetuned: bool) -> Recipe:
+def identity(recipe: Recipe, *, finetuned: bool) -> Recipe:
+    """Return `recipe` with the fields that cannot have made a difference set to their defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(Recipe)}
     return recipe.changed(**{name: defaults[name] for name in idle_fields(recipe, finetuned=finetuned)})

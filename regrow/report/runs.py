@@ -30,6 +30,8 @@ class Run:
     @cached_property
     def records(self) -> list[dict[str, Any]]:
         """One record per epoch that has ended; empty where none has."""
+        if self.result is not None and "epochs" in self.result:
+            return list(self.result["epochs"])
         try:
             return read_metrics(self.folder)
         except FileNotFoundError:
@@ -67,7 +69,7 @@ class Run:
 def find_runs(paths: Iterable[Path | str]) -> list[Run]:
     """Return the runs that `paths` are, or contain at any depth, in the order of their names.
 
-    A file of JSON lines holds results of finished runs, one on each line; the curves are not in it.
+    A file of JSON lines holds results of finished runs, one on each line, with their curves where it has `epochs`.
 
     >>> len(find_runs(["runs"]))
     12

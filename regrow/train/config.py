@@ -124,7 +124,7 @@ class Recipe:
 
     def changed(self, **fields: Any) -> Recipe:
         """Return the recipe with some fields changed, misspelt ones refused."""
-        return Recipe.of({**dataclasses.asdict(self), **fields})
+        return Recipe.of({**vars(self), **fields})
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], origin: str = "") -> Recipe:

@@ -13,6 +13,7 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 from typing import Literal
 
@@ -88,8 +89,7 @@ def table(name: str) -> list[Row]:
         near = get_close_matches(name, TABLES, 1, 0.3)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"the paper has no table {name!r}.{hint} Its tables are {', '.join(TABLES)}.")
-    text = files(__package__).joinpath(f"{name}.csv").read_text(encoding="utf-8")
-    return [_row(cells) for cells in csv.DictReader(text.splitlines())]
+    return list(_rows(name))
 
 
 def find(
@@ -111,6 +111,12 @@ def find(
             if (row.network, row.method, row.sparsity, row.fine_tuned, row.unit) == wanted:
                 return row
     return None
+
+
+@cache
+def _rows(name: str) -> tuple[Row, ...]:
+    text = files(__package__).joinpath(f"{name}.csv").read_text(encoding="utf-8")
+    return tuple(_row(cells) for cells in csv.DictReader(text.splitlines()))
 
 
 def _row(cells: Mapping[str, str]) -> Row:

@@ -1,0 +1,29 @@
+"""Everything of the paper that can be reproduced, by name."""
+
+from __future__ import annotations
+
+import difflib
+
+from regrow.paper.item import Item
+from regrow.paper.items import figures, lottery, settings, tables, theorems
+from regrow.train.config import RecipeError
+
+
+def all_items() -> dict[str, Item]:
+    """Return the items in the order of the paper."""
+    groups = (tables.ITEMS, figures.ITEMS, lottery.ITEMS, settings.ITEMS, theorems.ITEMS)
+    return {item.name: item for items in groups for item in items}
+
+
+def find_item(name: str) -> Item:
+    """Return an item by its name.
+
+    >>> find_item("table2").title
+    'Table 2: CIFAR-10, unstructured, against simple methods, with and without fine-tuning'
+    """
+    items = all_items()
+    if name not in items:
+        near = difflib.get_close_matches(name, items, 1, 0.4)
+        hint = f" Perhaps you meant {near[0]!r}." if near else ""
+        raise RecipeError(f"there is no item {name!r}.{hint} `regrow reproduce` lists them all.")
+    return items[name]

@@ -1,0 +1,162 @@
+"""Three sizes at which the paper can be run: its own, one that two CPU cores finish, and one for tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+from regrow.paper.cells import Cell
+from regrow.paper.rates import Rates, known_rates, rate_of
+from regrow.train.catalog import load_recipe
+from regrow.train.config import Recipe, RecipeError
+
+Place = tuple[str, float]
+"""A network, by the name it has in `regrow`, and a sparsity."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the experiments are: which networks stand for the paper's, how long they train, how many seeds."""
+
+    name: str
+    about: str
+    """What makes our numbers another experiment than the paper's."""
+    stand_in: Recipe | None
+    """The one network that stands for all of the paper's; None: the paper's own networks and recipes."""
+    seeds: tuple[int, ...]
+    finetune_epochs: int
+    grid: tuple[float, ...]
+    """Learning rates that tuning starts with."""
+    finetuning: tuple[tuple[Literal["sgd", "adam"], float], ...]
+    """Optimizers and learning rates among which fine-tuning is tuned."""
+    holdout: int
+    """Training images on which tuning decides."""
+    periods: tuple[int, ...]
+    batches: tuple[int, ...]
+    minutes: float | None = None
+    """What one training takes on one core, where that is known."""
+    rates: Rates = field(default_factory=dict)
+
+    def places(self, published: Iterable[Place], instead: Iterable[float]) -> list[Place]:
+        """Return where the paper measured; at a small scale the stand-in at the sparsities `instead`."""
+        if self.stand_in is None:
+            return list(dict.fromkeys(published))
+        return [(self.stand_in.model, sparsity) for sparsity in instead]
+
+    def networks(self, published: Iterable[str]) -> list[str]:
+        """Return the paper's networks, or the one that stands for them."""
+        return list(dict.fromkeys(published)) if self.stand_in is None else [self.stand_in.model]
+
+    def beside(self, network: str) -> str:
+        """Return the paper's network whose numbers stand beside those of `network`."""
+        return network if self.stand_in is None else "resnet20"
+
+    def recipe(self, network: str, method: str, sparsity: float | None = None, **fields: Any) -> Recipe:
+        """Return the recipe for one training, with the learning rate that is known for the method."""
+        base = self.stand_in or published_recipe(network)
+        rate = rate_of(self.rates, network, method)
+        chosen = {"method": method, **({} if rate is None else {"lr": rate.lr})}
+        if sparsity is not None and method != "dense":
+            chosen["sparsity"] = sparsity
+        return base.changed(**{**chosen, **fields})
+
+    def cell(
+        self, network: str, method: str, sparsity: float | None = None, *, finetuned: bool = False, **fields: Any
+    ) -> Cell:
+        """Return the runs behind one number: a training for each seed."""
+        if finetuned:
+            rate = rate_of(self.rates, network, method)
+            tuned = (
+                {}
+                if rate is None or rate.finetune_lr is None
+                else _finetuning(rate.finetune_optimizer, rate.finetune_lr)
+            )
+            fields = {"finetune_epochs": self.finetune_epochs, **tuned, **fields}
+        recipe = self.recipe(network, method, sparsity, **fields)
+        return Cell(tuple(recipe.changed(seed=seed) for seed in self.seeds), finetuned)
+
+    def tuned(self, network: str, method: str) -> bool:
+        """Return whether the learning rate of `method` is known."""
+        return rate_of(self.rates, network, method) is not None
+
+    def changed(self, **fields: Any) -> Scale:
+        """Return the scale with some fields changed."""
+        return dataclasses.replace(self, **fields)
+
+
+@cache
+def published_recipe(network: str) -> Recipe:
+    """Return the paper's recipe for a network (Appendix A.2)."""
+    return load_recipe("imagenet-resnet50" if network == "resnet50" else f"cifar-{network}")
+
+
+def find_scale(name: str) -> Scale:
+    """Return the scale paper, cpu or smoke.
+
+    >>> find_scale("cpu").stand_in.model
+    'resnet8'
+    """
+    scales = {"paper": _paper, "cpu": _cpu, "smoke": _smoke}
+    if name not in scales:
+        near = difflib.get_close_matches(name, scales, 1, 0.3)
+        hint = f" Perhaps you meant {near[0]!r}." if near else ""
+        raise RecipeError(f"there is no scale {name!r}.{hint} The scales are {', '.join(scales)}.")
+    return scales[name]()
+
+
+def _paper() -> Scale:
+    return Scale(
+        name="paper",
+        about="the paper's protocol",
+        stand_in=None,
+        seeds=(0, 1, 2),
+        finetune_epochs=60,
+        grid=(0.05, 0.10, 0.15, 0.20),
+        finetuning=(("sgd", 0.01), ("sgd", 0.02), ("sgd", 0.05), ("adam", 0.0003), ("adam", 0.001)),
+        holdout=5000,
+        periods=(1, 2, 4, 8, 16, 32, 64),
+        batches=(64, 128, 256, 512, 1024),
+        rates=known_rates("paper"),
+    )
+
+
+def _cpu() -> Scale:
+    return Scale(
+        name="cpu",
+        about="ResNet-8 with a stride-2 stem, CIFAR-10, 8 epochs (fine-tuning: 2 more)",
+        stand_in=load_recipe("cifar-small"),
+        seeds=(0, 1, 2),
+        finetune_epochs=2,
+        grid=(0.1, 0.2),
+        finetuning=(("sgd", 0.02), ("adam", 0.001)),
+        holdout=5000,
+        periods=(1, 16, 64, 256),
+        batches=(64, 128, 256),
+        minutes=2.0,
+        rates=known_rates("cpu"),
+    )
+
+
+def _smoke() -> Scale:
+    digits = load_recipe("digits").changed(width=4, epochs=3, batch=16, limit=256, ramp_by="step", threads=1)
+    return Scale(
+        name="smoke",
+        about="a small network on 256 digits, 3 epochs: it shows that everything runs, and nothing else",
+        stand_in=digits,
+        seeds=(0,),
+        finetune_epochs=1,
+        grid=(0.1, 0.2),
+        finetuning=(("sgd", 0.02), ("adam", 0.001)),
+        holdout=64,
+        periods=(1, 16),
+        batches=(16, 32),
+        minutes=0.01,
+    )
+
+
+def _finetuning(optimizer: str | None, lr: float) -> dict[str, Any]:
+    return {"finetune_optimizer": optimizer or "sgd", "finetune_lr": lr}

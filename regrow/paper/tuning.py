@@ -1,0 +1,154 @@
+"""Chooses every method's learning rate on held-out training images, with the same rule for all (Appendix A.2).
+
+The grid is tried first; while the best rate is at an edge of what was tried, the grid goes on beyond that edge. The
+optimizer and the rate of fine-tuning are chosen afterwards, among the scale's candidates. The test set is not touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from regrow.paper.cells import Cell, Library
+from regrow.paper.rates import Rate
+from regrow.paper.scales import Scale
+from regrow.train.config import Recipe
+
+SEED = 100
+"""The seed of tuning, which no reported number has."""
+_SPARSITY = {"sfp": 0.4}
+_SELF_EVIDENT = ("fixed", "lottery")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for a method on a network, and all that was tried: held-out top-1, None if it failed."""
+
+    network: str
+    method: str
+    rate: Rate
+    sparsity: float
+    tried: Mapping[float, float | None]
+    finetuning: Mapping[str, float | None] = field(default_factory=dict)
+    """By optimizer and rate, such as `adam 0.001`."""
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best rate has neighbours on one side only, so that a better one may lie beyond."""
+        return self.rate.lr in (min(self.tried), max(self.tried))
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the choice for a JSON file."""
+        return {
+            "network": self.network,
+            "method": self.method,
+            **dataclasses.asdict(self.rate),
+            "sparsity": self.sparsity,
+            "at_edge": self.at_edge,
+            "tried": [{"lr": lr, "top1": top1} for lr, top1 in sorted(self.tried.items())],
+            "finetuning": [{"candidate": name, "top1": top1} for name, top1 in self.finetuning.items()],
+        }
+
+
+def tuning_recipe(scale: Scale, network: str, method: str, **fields: Any) -> Recipe:
+    """Return the training that tuning varies: part of the training images is kept back and decides."""
+    return scale.recipe(
+        network, method, _SPARSITY.get(method, 0.9), **{"holdout": scale.holdout, "seed": SEED, **fields}
+    )
+
+
+def next_rates(tried: Mapping[float, float | None], grid: Sequence[float]) -> list[float]:
+    """Return the rates to try next; none when the best one lies between others (Appendix A.2).
+
+    >>> next_rates({0.05: 88.0, 0.1: 89.5, 0.15: 90.1, 0.2: 90.4}, (0.05, 0.1, 0.15, 0.2))
+    [0.25]
+    """
+    if missing := [rate for rate in grid if rate not in tried]:
+        return missing
+    best = best_rate(tried)
+    if best is None:
+        return []
+    rates = sorted(tried)
+    if best == rates[-1]:
+        return [round(2 * rates[-1] - rates[-2], 6)]
+    if best == rates[0]:
+        below = round(2 * rates[0] - rates[1], 6)
+        return [below if below > 0 else rates[0] / 2]
+    return []
+
+
+def best_rate(tried: Mapping[float, float | None]) -> float | None:
+    """Return the rate of the highest accuracy, of several the lowest; None where every training failed."""
+    known = {rate: top1 for rate, top1 in tried.items() if top1 is not None}
+    return min(known, key=lambda rate: (-known[rate], rate), default=None)
+
+
+def rates_tried(scale: Scale, library: Library, network: str, method: str) -> dict[float, float | None]:
+    """Return the held-out accuracy of every learning rate for which there is a finished run."""
+    finetuned = method == "oneshot"  # without fine-tuning it is no method
+    fields = {"finetune_epochs": scale.finetune_epochs} if finetuned else {}
+    recipe = tuning_recipe(scale, network, method, **fields)
+    found = library.varying(recipe, "lr", finetuned=finetuned)
+    return {lr: outcome.final["top1"] for lr, outcome in sorted(found.items())}
+
+
+def rate_cells(scale: Scale, network: str, method: str, rates: Iterable[float]) -> list[Cell]:
+    """Return the trainings for some learning rates."""
+    finetuned = method == "oneshot"
+    fields = {"finetune_epochs": scale.finetune_epochs} if finetuned else {}
+    return [Cell((tuning_recipe(scale, network, method, lr=lr, **fields),), finetuned) for lr in rates]
+
+
+def finetuning_cells(scale: Scale, network: str, method: str, lr: float) -> dict[str, Cell]:
+    """Return the trainings for the candidates of fine-tuning, after training with `lr`."""
+    return {
+        f"{optimizer} {rate:g}": Cell(
+            (
+                tuning_recipe(
+                    scale,
+                    network,
+                    method,
+                    lr=lr,
+                    finetune_epochs=scale.finetune_epochs,
+                    finetune_optimizer=optimizer,
+                    finetune_lr=rate,
+                ),
+            ),
+            finetuned=True,
+        )
+        for optimizer, rate in scale.finetuning
+    }
+
+
+def choose(scale: Scale, library: Library, network: str, method: str, *, failed: Iterable[float] = ()) -> Choice | None:
+    """Choose by the finished tuning runs; None where there is none. `failed` are rates whose training failed."""
+    tried = {**dict.fromkeys(failed, None), **rates_tried(scale, library, network, method)}
+    lr = best_rate(tried)
+    if lr is None:
+        return None
+    candidates = finetuning_cells(scale, network, method, lr)
+    found = {name: library.summary(cell) for name, cell in candidates.items()}
+    known = {name: summary.mean for name, summary in found.items() if summary is not None}
+    rate = Rate(lr, source=f"{scale.holdout:,} held-out training images")
+    # One candidate is no choice: the recipe's own fine-tuning stays.
+    if len(known) > 1:
+        name = max(known, key=lambda each: known[each])
+        optimizer, _, speed = name.partition(" ")
+        rate = dataclasses.replace(
+            rate, finetune_optimizer="adam" if optimizer == "adam" else "sgd", finetune_lr=float(speed)
+        )
+    sparsity = tuning_recipe(scale, network, method).sparsity
+    return Choice(network, method, rate, sparsity, tried, dict(known))
+
+
+def to_tune(scale: Scale, cells: Iterable[Cell]) -> list[tuple[str, str, bool]]:
+    """Return networks and methods whose rate is not known, and whether they are fine-tuned."""
+    wanted: dict[tuple[str, str], bool] = {}
+    for cell in cells:
+        recipe = cell.recipes[0]
+        if recipe.method not in _SELF_EVIDENT and not scale.tuned(recipe.model, recipe.method):
+            key = (recipe.model, recipe.method)
+            wanted[key] = wanted.get(key, False) or cell.finetuned
+    return [(*key, finetuned) for key, finetuned in wanted.items()]

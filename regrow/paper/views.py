@@ -1,0 +1,134 @@
+"""What a reproduced item looks like: Markdown, JSON and figures, from finished runs alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from regrow.paper.cells import Cell, Library
+from regrow.report.figures.curves import DYNAMICS, curve_figure
+from regrow.report.figures.figure import Figure
+from regrow.report.figures.layers import layers_figure
+from regrow.report.figures.speed import speed_figure
+from regrow.report.figures.tradeoff import COSTS, tradeoff_figure
+from regrow.report.files import can_draw, write_figures
+from regrow.report.outcomes import Summary, group
+from regrow.report.tasks import Task, make_tasks
+from regrow.train.files import write_whole
+
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class View:
+    """An item of the paper as it came out."""
+
+    name: str
+    title: str
+    text: str
+    """Markdown, without the title."""
+    rows: Sequence[Mapping[str, Any]]
+    """The numbers of the text, for programs."""
+    figures: tuple[Figure, ...] = ()
+
+    def markdown(self) -> str:
+        """Return the page."""
+        pictures = [f"![{figure.title}]({figure.name}.svg)\n\n{figure.caption}" for figure in self.figures]
+        return "\n\n".join([f"# {self.title}", self.text.strip(), *pictures]) + "\n"
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the page, its numbers and its figures into `folder`, and return the files."""
+        drawn = replace(self, figures=self.figures if can_draw() else ())
+        page, numbers = folder / f"{self.name}.md", folder / f"{self.name}.json"
+        write_whole(page, drawn.markdown().encode())
+        write_whole(numbers, (json.dumps(list(self.rows), indent=1, ensure_ascii=False) + "\n").encode())
+        return [page, numbers, *write_figures(drawn.figures, folder, ("svg", "png"))]
+
+
+def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table.
+
+    >>> print(table(["a", "b"], [["1", "2"]]))
+    | a | b |
+    |---|---|
+    | 1 | 2 |
+    """
+    rows = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", *rows])
+
+
+def number(summary: Summary | None, *, digits: int = 2) -> str:
+    """Return mean ± deviation and the number of seeds; what was not run is never a number.
+
+    >>> number(Summary(69.5, 0.2, 3))
+    '69.50 ± 0.20 (3)'
+    """
+    if summary is None:
+        return NOT_RUN
+    spread = "" if summary.std is None else f" ± {summary.std:.{digits}f}"
+    return f"{summary.mean:.{digits}f}{spread} ({summary.n})"
+
+
+def as_row(summary: Summary | None) -> dict[str, Any]:
+    """Return the entries of a JSON row."""
+    if summary is None:
+        return {"mean": None, "std": None, "seeds": 0}
+    return {"mean": summary.mean, "std": summary.std, "seeds": summary.n}
+
+
+def tasks_of(library: Library, cells: Iterable[Cell]) -> list[Task]:
+    """Return the runs behind `cells` as the report's figures take them; nothing where figures cannot be drawn."""
+    if not can_draw():
+        return []
+    runs = library.runs(cells)
+    groups, _ = group(runs)
+    return make_tasks(groups, runs)
+
+
+def tradeoffs(name: str, tasks: Iterable[Task], costs: Iterable[str]) -> tuple[Figure, ...]:
+    """Return accuracy against the named costs: accuracy-sparsity, accuracy-parameters, accuracy-macs."""
+    wanted = [cost for cost in COSTS if cost.name in set(costs)]
+    return _named(name, [(task, tradeoff_figure(cost, task)) for task in tasks for cost in wanted])
+
+
+def dynamics(name: str, tasks: Iterable[Task]) -> tuple[Figure, ...]:
+    """Return δ, flips, overlap and last changes of the masks at the sparsity of most runs."""
+    figures = [
+        (task, curve_figure(curve, task.entries, task.series, level))
+        for task in tasks
+        for level in task.levels
+        for curve in DYNAMICS
+    ]
+    return _named(name, figures, levels=True)
+
+
+def layers(name: str, tasks: Iterable[Task]) -> tuple[Figure, ...]:
+    """Return the sparsity of every layer over training, one figure for each sparsity."""
+    figures = []
+    for task in tasks:
+        for level in task.levels:
+            entries = [entry for entry in task.entries if entry.group.level == level]
+            figures.append((task, layers_figure(entries, level)))
+    return _named(name, figures)
+
+
+def speeds(name: str, tasks: Iterable[Task]) -> tuple[Figure, ...]:
+    """Return images per second."""
+    return _named(name, [(task, speed_figure(task)) for task in tasks])
+
+
+def _named(name: str, figures: Iterable[tuple[Task, Figure | None]], *, levels: bool = False) -> tuple[Figure, ...]:
+    """Number figures that would have one name, and say which network they are about."""
+    named: dict[str, Figure] = {}
+    for task, figure in figures:
+        if figure is None:
+            continue
+        level = figure.parameters.get("level") if levels else None
+        at = "" if level is None else f" at {100 * level:g} %"
+        base = f"{name}-{figure.name}" + ("" if level is None else f"-{100 * level:g}")
+        unique = base if base not in named else f"{base}-{sum(each.startswith(base) for each in named) + 1}"
+        named[unique] = replace(figure, name=unique, title=f"{figure.title}{at} · {task.title}")
+    return tuple(named.values())

@@ -1,0 +1,86 @@
+"""What each item runs: the paper's settings at the paper's scale, and never a number for what was not run."""
+
+import re
+
+import pytest
+
+from regrow.paper import published
+from regrow.paper.cells import Library
+from regrow.paper.items import all_items, find_item
+from regrow.paper.scales import find_scale
+from regrow.train.config import RecipeError
+
+ITEMS = sorted(all_items())
+SCALES = ("paper", "cpu")
+
+
+def lacking(name, scale):
+    return Library().lacking(find_item(name).cells(find_scale(scale), Library()))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", [name for name in ITEMS if name != "picture"])
+def test_what_was_not_run_is_named_so_and_has_no_number(name, scale):
+    view = find_item(name).view(find_scale(scale), Library())
+
+    assert re.search("not run", view.text, re.IGNORECASE)
+    assert all(row.get("mean") is None for row in view.rows)
+    assert not view.figures
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 6])
+def test_a_table_at_the_papers_scale_has_every_cell_of_the_paper(number):
+    [table] = [name for name, about in published.TABLES.items() if about.number == number]
+    view = find_item(f"table{number}").view(find_scale("paper"), Library())
+    ours = {(row["network"], row["sparsity"], row["method"]): row for row in view.rows}
+
+    for row in published.table(table):
+        mine = ours[row.network, row.sparsity, row.method + (" + FT" if row.fine_tuned else "")]
+        assert mine["paper_mean"] == row.mean, row
+
+
+def test_the_papers_scale_is_the_papers_protocol():
+    recipes = {
+        (recipe.model, recipe.method, recipe.sparsity, recipe.seed): recipe
+        for recipe in [*lacking("table2", "paper"), *lacking("table1", "paper"), *lacking("table3", "paper")]
+    }
+    resnet, wide = recipes["resnet20", "dpf", 0.95, 2], recipes["wrn28-8", "dpf", 0.999, 0]
+
+    assert (resnet.epochs, resnet.batch, resnet.lr, resnet.weight_decay, resnet.drops) == (
+        300,
+        128,
+        0.2,
+        1e-4,
+        (0.5, 0.75),
+    )
+    assert (wide.epochs, wide.lr, wide.weight_decay, wide.drop_factor) == (200, 0.1, 5e-4, 0.2)
+    assert recipes["resnet20", "oneshot", 0.9, 0].finetune_epochs == 60
+    assert recipes["resnet50", "dpf", 0.8, 0].batch == 1024
+    assert {seed for *_, seed in recipes} == {0, 1, 2}
+
+
+def test_a_run_with_fine_tuning_stands_for_the_training_without():
+    recipes = lacking("table2", "cpu")
+
+    assert [recipe.finetune_epochs for recipe in recipes if recipe.method == "dpf"] == [2] * 9
+    assert len(recipes) == 3 + 3 * 9
+
+
+def test_the_cpu_scale_trains_the_recipe_that_the_command_line_trains():
+    [recipe] = [r for r in lacking("scope", "cpu") if (r.scope, r.sparsity, r.seed) == ("layer", 0.9, 1)]
+
+    assert (recipe.model, recipe.stem_stride, recipe.epochs, recipe.channels_last) == ("resnet8", 2, 8, True)
+
+
+def test_the_usual_period_is_the_methods_own_so_that_its_run_is_shared():
+    shared = {recipe.key() for recipe in lacking("scope", "cpu")}
+
+    assert {recipe.every for recipe in lacking("period-sparsity", "cpu")} == {None, 1, 64, 256}
+    assert [recipe.every for recipe in lacking("period-sparsity", "cpu") if recipe.key() in shared] == [None] * 3
+
+
+def test_misspelt_items_and_scales_are_errors_that_name_the_nearest():
+    with pytest.raises(RecipeError, match=r"lotery.*'lottery'"):
+        find_item("lotery")
+    with pytest.raises(RecipeError, match=r"papr.*'paper'"):
+        find_scale("papr")
