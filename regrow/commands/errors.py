@@ -31,12 +31,21 @@ def explain(error: Exception) -> int:
 def _expected(error: Exception) -> bool:
     from regrow.data import DataError
     from regrow.deploy.container import FormatError
-    from regrow.sweep import SweepError
+    from regrow.sweep import ClusterError, SweepError
     from regrow.train.files import FolderError
     from regrow.train.loop import DivergedError
     from regrow.train.world import FirstFailedError, ProcessesDiedError
 
     if isinstance(error, ImportError):
         return "regrow[" in str(error)  # an extra is not installed, and the message says which
-    known = (DataError, FormatError, FolderError, DivergedError, SweepError, FirstFailedError, ProcessesDiedError)
+    known = (
+        DataError,
+        FormatError,
+        FolderError,
+        DivergedError,
+        SweepError,
+        ClusterError,
+        FirstFailedError,
+        ProcessesDiedError,
+    )
     return isinstance(error, known)

@@ -5,13 +5,14 @@
 """
 
 from regrow.sweep.driver import run_all
-from regrow.sweep.events import Began, Listener, SweepError, SweepStoppedError, Update
+from regrow.sweep.events import Began, ClusterError, Listener, SweepError, SweepStoppedError, Update
 from regrow.sweep.job import Job
 from regrow.sweep.plan import read_sweep
 from regrow.sweep.pools import Resources
 
 __all__ = [
     "Began",
+    "ClusterError",
     "Job",
     "Listener",
     "Resources",

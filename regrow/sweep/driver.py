@@ -47,7 +47,7 @@ def run_all(
     if sweep.waiting:
         with (
             stop_requests() as stop,
-            contextlib.closing(make_pool(on, workers, resources or Resources(), sweep.waiting)) as pool,
+            contextlib.closing(make_pool(on, workers, resources or Resources(), sweep.waiting, Path(folder))) as pool,
         ):
             sweep.complete(pool, stop)
     else:

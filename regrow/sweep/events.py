@@ -37,6 +37,10 @@ Event = Began | Update
 Listener = Callable[[Event], None]
 
 
+class ClusterError(RuntimeError):
+    """The cluster that a sweep was to run on cannot be used."""
+
+
 class SweepError(RuntimeError):
     """Some runs failed; all the others are finished. `failed` has the reason for each folder."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,10 @@ class Job:
     def name(self) -> str:
         """The folder's own name, which no other run of the sweep has."""
         return self.folder.name
+
+    def resolved(self) -> Job:
+        """Return the job with its folder as seen from anywhere."""
+        return replace(self, folder=self.folder.resolve())
 
     def result(self) -> Mapping[str, Any] | None:
         """Return the result if the run is finished; a folder that holds another run's is an error."""

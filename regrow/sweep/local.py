@@ -82,15 +82,10 @@ def _cause_of_death(code: int) -> str:
 
 def _serve(job: Job, threads: int, sender: Connection) -> None:
     """Work on `job` in the worker's process."""
-    from regrow.sweep.work import logged, work
+    from regrow.sweep.work import work
 
     threading.Thread(target=_leave_with_the_driver, daemon=True).start()
-    try:
-        with logged(job.folder):
-            outcome = work(job, threads=threads)
-    except OSError as error:
-        outcome = Outcome("failed", str(error))
-    sender.send(outcome)
+    sender.send(work(job, threads=threads))
 
 
 def _leave_with_the_driver() -> None:

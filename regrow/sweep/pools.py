@@ -6,12 +6,16 @@ import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from regrow.sweep.job import Job, Outcome
 from regrow.train.config import RecipeError
 
 PLACES = ("local", "ray", "slurm")
+
+# Jobs that SLURM is given at a time unless the user says: it queues those that have no room yet.
+_QUEUED = 100
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,20 @@ class Pool(Protocol):
         """Let the runs under way save their state, and end all workers."""
 
 
-def make_pool(on: str, workers: int | None, resources: Resources, jobs: Sequence[Job]) -> Pool:
+def make_pool(on: str, workers: int | None, resources: Resources, jobs: Sequence[Job], folder: Path) -> Pool:
     """Return the pool with the name `on`; what it needs is imported here and not before."""
     check_place(on)
     if on == "local":
         from regrow.sweep.local import LocalPool
 
         return LocalPool(min(workers or _processes(jobs, resources), len(jobs)), threads=resources.cpus)
-    raise RecipeError(f"runs cannot be worked on {on!r}")
+    if on == "ray":
+        from regrow.sweep.on_ray import RayPool
+
+        return RayPool(workers, resources)
+    from regrow.sweep.on_slurm import SlurmPool
+
+    return SlurmPool(min(workers or _QUEUED, len(jobs)), resources, folder)
 
 
 def check_place(on: str) -> None:
