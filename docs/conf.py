@@ -26,7 +26,6 @@ default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"show-inheritance": True}
 python_use_unqualified_type_names = True
 toc_object_entries = False
 
