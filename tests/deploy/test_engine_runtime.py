@@ -96,7 +96,10 @@ def test_kernels_are_built_once_and_tuning_is_remembered(tmp_path: Path, monkeyp
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == files
     assert torch.equal(first(x), second(x))
     tuned = next(path for path in files if path.suffix == ".json")
-    for damaged in ("", "[[1]]", "[]", '{"a": 1}', "[[9, 9, 9, 9]]", "[[1, 1, 1, 0]]"):
+    for tiles in ("", "[[1]]", "[]", '{"a": 1}', "[[9, 9, 9, 9]]", "[[1, 1, 1, 0]]"):
+        tuned.write_text(f'{{"divide": true, "tiles": {tiles}}}')
+        torch.testing.assert_close(regrow.compile(model, x)(x), first(x))
+    for damaged in ("", "[]", '{"tiles": []}'):
         tuned.write_text(damaged)
         torch.testing.assert_close(regrow.compile(model, x)(x), first(x))
 

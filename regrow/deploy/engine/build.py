@@ -35,6 +35,7 @@ class Job(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "y", "seconds")),
         ("count", ctypes.c_int32),
         ("images", ctypes.c_int32),
+        ("divide", ctypes.c_int32),
     )
 
 
@@ -45,6 +46,10 @@ class Library:
     handle: ctypes.CDLL
     lanes: int
     key: str
+
+    def peak(self) -> float:
+        """Measure how many multiply-accumulates per second one thread can do at most."""
+        return float(self.handle.regrow_peak())
 
 
 def cache_folder() -> Path:
@@ -118,6 +123,7 @@ def _load(compiler: str, flags: tuple[str, ...], folder: str) -> Library:
     handle.regrow_team_size.argtypes = [ctypes.c_void_p]
     handle.regrow_run.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int, ctypes.c_void_p]
     handle.regrow_run.restype = None
+    handle.regrow_peak.restype = ctypes.c_double
     if handle.regrow_sizeof_op() != ctypes.sizeof(native.Op):
         raise NoCompilerError(f"{path} does not match this version of regrow; delete it.")
     return Library(handle, handle.regrow_lanes(), key)

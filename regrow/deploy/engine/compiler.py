@@ -14,7 +14,7 @@ from regrow.deploy.engine.graph import Graph
 from regrow.deploy.engine.model import CompiledModel, FallbackRunner, NativeRunner, Runner
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.schedule import schedule
-from regrow.deploy.engine.tune import tuned_tiles
+from regrow.deploy.engine.tune import tuned
 from regrow.deploy.files import unwrapped
 
 TOLERANCE = 1e-4
@@ -65,8 +65,11 @@ def _runner(graph: Graph, *, threads: int, tune: bool) -> Runner:
 def native_runner(graph: Graph, library: Library, *, threads: int = 1, tune: bool = False) -> NativeRunner:
     """The graph on given kernels."""
     steps = schedule(graph, library.lanes)
-    tiles = tuned_tiles(steps, library, (graph.input.shape, graph.output.shape)) if tune else None
-    return NativeRunner(library, write_plan(steps, tiles, threads=threads), threads=threads)
+    if not tune:
+        return NativeRunner(library, write_plan(steps, threads=threads), threads=threads)
+    best = tuned(steps, library, (graph.input.shape, graph.output.shape), threads=threads)
+    plan = write_plan(steps, best.tiles, threads=threads)
+    return NativeRunner(library, plan, threads=threads, divide=best.divide)
 
 
 def _check(model: nn.Module, compiled: CompiledModel, example: torch.Tensor) -> None:

@@ -595,11 +595,11 @@ static void run_halo(const struct halo *op, const struct frame *f)
     enum { CHANNELS = 32 }; /* at a time: cell by cell, so that lanes and mask stay in registers */
     const char *neighbours = f->constants + op->neighbours;
     const struct move *moves = (const struct move *)(f->constants + op->moves);
-    const struct share s = share_of(f, op->channels);
-    for (int first = s.first; first < s.last; first += CHANNELS) {
-        const int count = s.last - first < CHANNELS ? s.last - first : CHANNELS;
+    const struct share s = share_of(f, op->cells);
+    for (int first = 0; first < op->channels; first += CHANNELS) {
+        const int count = op->channels - first < CHANNELS ? op->channels - first : CHANNELS;
         char *plane = f->arena + op->image.at + (int64_t)first * op->image.pitch;
-        for (int i = 0; i < op->cells; i++)
+        for (int i = s.first; i < s.last; i++)
             fill(plane + moves[i].from, plane + moves[i].to, op->image.pitch, count,
                  (const struct neighbour *)(neighbours + moves[i].neighbour));
     }

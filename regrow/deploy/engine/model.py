@@ -19,6 +19,9 @@ from regrow.deploy.engine.memory import Block, allocate
 from regrow.deploy.engine.plan import Plan
 from regrow.deploy.engine.reference import TorchRunner, Values
 
+WORTH_DIVIDING = 50_000_000
+"""Multiply-accumulates in an image from which it pays to bring threads together after every layer."""
+
 
 @dataclass(frozen=True)
 class LayerTime:
@@ -52,14 +55,19 @@ class Profile:
         return sum(layer.macs for layer in self.layers)
 
     def __str__(self) -> str:
+        return self.table()
+
+    def table(self, peak: float | None = None) -> str:
+        """Layer by layer as text; with `peak`, multiply-accumulates per second, also in per cent of that."""
         width = max([len("all"), *(len(layer.name) for layer in self.layers)])
         total = LayerTime("all", "", self.seconds, self.macs)
-        rows = [f"{'layer':{width}}  {'':9}  {'µs':>9}  {'k MACs':>10}  {'GMAC/s':>6}"]
+        rows = [f"{'layer':{width}}  {'':9}  {'µs':>9}  {'k MACs':>10}  {'GMAC/s':>6}{'  % of peak' if peak else ''}"]
         for layer in (*self.layers, total):
-            speed = f"{layer.gmacs_per_second:6.1f}" if layer.macs else " " * 6
-            rows.append(
-                f"{layer.name:{width}}  {layer.kind:9}  {layer.seconds * 1e6:9.1f}  {layer.macs / 1e3:10,.0f}  {speed}"
-            )
+            row = f"{layer.name:{width}}  {layer.kind:9}  {layer.seconds * 1e6:9.1f}  {layer.macs / 1e3:10,.0f}"
+            if layer.macs:
+                row += f"  {layer.gmacs_per_second:6.1f}"
+                row += f"  {1e11 * layer.gmacs_per_second / peak:9.0f}" if peak else ""
+            rows.append(row)
         return "\n".join(rows)
 
 
@@ -129,9 +137,9 @@ class CompiledModel:
 class _Session:
     """What one call at a time needs: arenas and a team of threads."""
 
-    def __init__(self, library: Library, plan: Plan, constants: Block, threads: int, floats: tuple[int, int]) -> None:
-        handle = library.handle
-        self.team = handle.regrow_team_new(threads)
+    def __init__(self, runner: NativeRunner, constants: Block, floats: tuple[int, int]) -> None:
+        handle, plan = runner.library.handle, runner.plan
+        self.team = handle.regrow_team_new(runner.threads)
         if not self.team:
             raise MemoryError("could not start the engine's threads")
         arena_bytes = -(-plan.arena_bytes // 4096) * 4096
@@ -145,16 +153,21 @@ class _Session:
             x_floats=floats[0],
             y_floats=floats[1],
             count=len(plan.ops),
+            divide=runner.divide,
         )
         self.job_address = ctypes.addressof(self.job)
         weakref.finalize(self, handle.regrow_team_free, self.team)
 
 
 class NativeRunner:
-    """Runs a plan with the kernels; every call under way has a session of its own."""
+    """Runs a plan with the kernels; every call under way has a session of its own.
 
-    def __init__(self, library: Library, plan: Plan, *, threads: int = 1) -> None:
+    With `divide`, threads work together on a single image, too; by default if it is worth their while.
+    """
+
+    def __init__(self, library: Library, plan: Plan, *, threads: int = 1, divide: bool | None = None) -> None:
         self.library, self.plan, self.threads = library, plan, threads
+        self.divide = sum(label.macs for label in plan.labels) >= WORTH_DIVIDING if divide is None else divide
         self._constants = allocate(plan.constants.nbytes)
         self._constants.write(plan.constants.tobytes())
         self._idle: list[_Session] = []
@@ -177,7 +190,7 @@ class NativeRunner:
             session = self._idle.pop()
         except IndexError:
             floats = (x[0].numel(), y[0].numel())
-            session = _Session(self.library, self.plan, self._constants, self.threads, floats)
+            session = _Session(self, self._constants, floats)
         session.run(session.team, session.job_address, x.data_ptr(), y.data_ptr(), images, seconds)
         self._idle.append(session)
 

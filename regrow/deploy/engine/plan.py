@@ -64,8 +64,8 @@ class Plan:
     tiles: tuple[Tile, ...]
 
 
-Walks = dict[tuple[ConvStep, int, int], Walk]
-"""The order of a convolution's weights for a number of channels together and of blocks."""
+Walks = dict[tuple[ConvStep, int, int, int], Walk]
+"""The order of a convolution's weights for numbers of channels together, of blocks, and of threads that share them."""
 
 
 def conv_steps(plan: Schedule) -> list[ConvStep]:
@@ -73,12 +73,13 @@ def conv_steps(plan: Schedule) -> list[ConvStep]:
     return [step for step in plan.steps if isinstance(step, ConvStep)]
 
 
-def problem_of(step: ConvStep, lanes: int) -> Problem:
+def problem_of(step: ConvStep, lanes: int, threads: int = 1) -> Problem:
     """What there is to know for choosing a convolution's tile."""
     node = _conv_node(step)
     rows, cols = _region(step)
     nonzeros = int(torch.count_nonzero(node.weight))
-    return Problem(rows, cols, node.x.channels, node.kernel, step.stride, lanes, nonzeros / node.out.channels)
+    per_output = nonzeros / node.out.channels
+    return Problem(rows, cols, node.x.channels, node.kernel, step.stride, lanes, per_output, threads)
 
 
 def write_plan(
@@ -95,7 +96,7 @@ def write_plan(
     plan of the same schedule to the next.
     """
     if tiles is None:
-        tiles = [choose(problem_of(step, plan.lanes)) for step in conv_steps(plan)]
+        tiles = [choose(problem_of(step, plan.lanes, threads)) for step in conv_steps(plan)]
     writer = _Writer(plan, arrange(plan), threads, weights, {} if walks is None else walks)
     remaining = iter(tiles)
     for step in plan.steps:
@@ -220,9 +221,10 @@ class _Writer:
         node, x, out = _conv_node(step), step.x.planes, step.writes[0]
         assert x is not None
         rows, cols = _region(step)
-        shares_channels = self.threads > 1
+        shares_channels = problem_of(step, self.lanes, self.threads).shares_channels(tile)
         blocks = max(tile.blocks, self.fewest_blocks(node, x))
-        key = (step, tile.together, blocks)
+        parts = self.threads if shares_channels else 1
+        key = (step, tile.together, blocks, parts)
         if key not in self.walks:
             self.walks[key] = walk(
                 non_zeros(node, x, self.weights),
@@ -230,7 +232,7 @@ class _Writer:
                 self.vector if self.weights == "fp32" else 1,
                 together=tile.together,
                 blocks=blocks,
-                parts=self.threads if shares_channels else 1,
+                parts=parts,
             )
         steps = self.walks[key]
         if blocks > 1:

@@ -1,8 +1,9 @@
 /* Runs plans on a team of threads; appended to kernels.c for the engine, and left out of exported files.
  *
  * A batch is divided by images, each on its own arena. The images that are left over, and single images, are divided
- * inside every operation, with a barrier after it. Waiting is spinning for about as long as a layer takes, then
- * sleeping: a layer of a small network is done sooner than a sleeping thread wakes up.
+ * inside every operation, with a barrier after it, unless the network is so small that this takes longer. Waiting is
+ * spinning for about as long as a layer takes, then sleeping: a layer of a small network is done sooner than a sleeping
+ * thread wakes up.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -27,6 +28,7 @@ struct job {
     float *y;
     double *seconds; /* for each operation the least time seen, or NULL */
     int32_t count, images;
+    int32_t divide; /* whether threads work on one image together, if there are too few for all */
 };
 
 struct team {
@@ -84,7 +86,7 @@ static void run_image(struct team *team, const struct job *job, struct frame *f,
 static void work(struct team *team, int part)
 {
     const struct job *job = team->job;
-    const int whole = job->images / team->size * team->size;
+    const int whole = job->divide ? job->images / team->size * team->size : job->images;
     struct frame own = {job->constants, job->arenas + part * job->arena_bytes, NULL, NULL, 0, 1};
     for (int image = part; image < whole; image += team->size) run_image(team, job, &own, image);
     if (whole == job->images) return;
@@ -169,6 +171,28 @@ void regrow_run(struct team *team, struct job *job, const float *x, float *y, in
     start(team, job);
     work(team, 0);
     barrier(team);
+}
+
+/* Multiply-adds per second of one thread on numbers that are in registers already: what no kernel exceeds. */
+double regrow_peak(void)
+{
+    enum { SUMS = 12, STEPS = 10000, TRIES = 100 };
+    volatile float given = 0.5f, taken;
+    double least = 1;
+    for (int try = 0; try < TRIES; try++) {
+        const vec factor = splat(given);
+        vec sums[SUMS];
+        EACH(i, SUMS) sums[i] = factor * (float)i; /* equal sums would be computed once */
+        const double start = now();
+        for (int step = 0; step < STEPS; step++) {
+            EACH(i, SUMS) sums[i] = sums[i] * factor + factor;
+        }
+        EACH(i, SUMS - 1) sums[0] += sums[i + 1];
+        taken = sums[0][0];
+        if (now() - start < least) least = now() - start;
+    }
+    (void)taken;
+    return (double)SUMS * STEPS * LANES / least;
 }
 
 /* For the caller to check that it means the same structures. */

@@ -84,12 +84,25 @@ class Problem:
     stride: tuple[int, int]
     lanes: int
     nonzeros_per_output: float
+    threads: int = 1
 
     def footprint(self, tile: Tile) -> int:
         """Bytes of input that one tile reads."""
         down = tile.down * self.stride[0] + max(0, self.kernel[0] - self.stride[0])
         across = tile.across * self.stride[1] + max(0, self.kernel[1] - self.stride[1])
         return self.inputs * down * across * self.lanes * 4
+
+    def unevenness(self, tile: Tile) -> float:
+        """How much longer the slowest thread takes than if the tiles could be divided evenly."""
+        tiles = (self.rows // tile.down) * (self.cols // tile.across)
+        return -(-tiles // self.threads) * self.threads / tiles
+
+    def shares_channels(self, tile: Tile) -> bool:
+        """Whether threads divide the output channels, because there are too few tiles to divide.
+
+        Tiles are better: what a thread reads is then mostly what it wrote itself, in its own core's cache.
+        """
+        return self.threads > 1 and self.unevenness(tile) > 1.34
 
 
 FIRST_LEVEL = 26 * 1024
@@ -105,7 +118,8 @@ def cost(problem: Problem, tile: Tile) -> float:
     wasted = -(-problem.rows // tile.down) * tile.down * -(-problem.cols // tile.across) * tile.across
     spill = 2.0 if problem.footprint(tile) / tile.blocks > 2 * FIRST_LEVEL else 1.0
     busy = max(work, latency) * spill + per_group / weights
-    return busy / tile.vectors * wasted / (problem.rows * problem.cols)
+    waiting = 1.5 if problem.shares_channels(tile) else problem.unevenness(tile)
+    return busy / tile.vectors * wasted / (problem.rows * problem.cols) * waiting
 
 
 def candidates(problem: Problem) -> list[Tile]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,63 +21,105 @@ from regrow.deploy.engine.tiles import Problem, Tile, candidates
 ROUNDS = 24
 """Tiles tried for each convolution, the most promising first."""
 
+FINALISTS = 3
+"""Of these, how many are tried again: the first time may have been disturbed."""
+
 SECONDS = 20.0
 """When to stop trying, however many are left."""
 
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of the network's input and output."""
 
-def tuned_tiles(plan: Schedule, library: Library, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Tile, ...]:
-    """The fastest tile for each convolution: as measured earlier, or else measured now.
 
-    `shapes` are those of the network's input and output.
-    """
-    problems = [problem_of(step, plan.lanes) for step in conv_steps(plan)]
-    path = cache_folder() / f"tiles-{_key(problems, library)}.json"
+@dataclass(frozen=True)
+class Tuning:
+    """What was measured: the fastest tile for each convolution, and whether threads should share single images."""
+
+    tiles: tuple[Tile, ...]
+    divide: bool = True
+
+
+def tuned(plan: Schedule, library: Library, shapes: Shapes, *, threads: int = 1) -> Tuning:
+    """The fastest way to run each layer: as measured earlier, or else measured now."""
+    problems = [problem_of(step, plan.lanes, threads) for step in conv_steps(plan)]
+    path = cache_folder() / f"tiles-{_key(problems, library, threads)}.json"
     known = _read(path, problems)
     if known is not None:
         return known
-    best = _measure(plan, library, shapes, problems)
-    write_atomically(path, json.dumps([[t.together, t.down, t.across, t.blocks] for t in best]).encode())
+    best = _Tuner(plan, library, shapes, problems, threads).best()
+    tiles = [[tile.together, tile.down, tile.across, tile.blocks] for tile in best.tiles]
+    write_atomically(path, json.dumps({"tiles": tiles, "divide": best.divide}).encode())
     return best
 
 
-def _key(problems: Sequence[Problem], library: Library) -> str:
-    return hashlib.sha256(f"{library.key}{problems}".encode()).hexdigest()[:20]
+def _key(problems: Sequence[Problem], library: Library, threads: int) -> str:
+    return hashlib.sha256(f"{library.key}{problems}{threads}".encode()).hexdigest()[:20]
 
 
-def _read(path: Path, problems: Sequence[Problem]) -> tuple[Tile, ...] | None:
+def _read(path: Path, problems: Sequence[Problem]) -> Tuning | None:
     """What is in the cache; a file that makes no sense counts as missing."""
     try:
-        tiles = tuple(Tile(*(int(number) for number in tile)) for tile in json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        content = json.loads(path.read_text())
+        tiles = tuple(Tile(*(int(number) for number in tile)) for tile in content["tiles"])
+        divide = bool(content["divide"])
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     fits = len(tiles) == len(problems) and all(tile in candidates(p) for tile, p in zip(tiles, problems, strict=True))
-    return tiles if fits else None
+    return Tuning(tiles, divide) if fits else None
 
 
-def _measure(
-    plan: Schedule, library: Library, shapes: tuple[tuple[int, ...], tuple[int, ...]], problems: Sequence[Problem]
-) -> tuple[Tile, ...]:
-    """Try one tile for every convolution at a time, in the running network: there the caches are as they will be."""
-    offers = [candidates(problem)[:ROUNDS] for problem in problems]
-    seconds: list[dict[Tile, float]] = [{} for _ in problems]
-    walks: Walks = {}
-    x = torch.randn(1, *shapes[0], generator=torch.Generator().manual_seed(0))
-    y = torch.empty(1, *shapes[1])
-    deadline = time.monotonic() + SECONDS
-    for turn in range(max((len(offer) for offer in offers), default=0)):
-        tried = [offer[turn % len(offer)] for offer in offers]
-        runner = NativeRunner(library, write_plan(plan, tried, walks=walks))
-        runner.run(x, y)
-        layers = [layer for layer in runner.profile(x, y, _repeats(runner, x, y)).layers if layer.kind == "conv"]
-        for tile, taken, layer in zip(tried, seconds, layers, strict=True):
-            taken[tile] = min(taken.get(tile, layer.seconds), layer.seconds)
-        if time.monotonic() > deadline:
-            break
-    return tuple(min(taken, key=taken.__getitem__) for taken in seconds)
+class _Tuner:
+    """Tries one tile for every convolution at a time, in the running network: there the caches are as they will be."""
 
+    def __init__(
+        self, plan: Schedule, library: Library, shapes: Shapes, problems: Sequence[Problem], threads: int
+    ) -> None:
+        self.plan, self.library, self.threads = plan, library, threads
+        self.offers = [candidates(problem)[:ROUNDS] for problem in problems]
+        self.seconds: list[dict[Tile, float]] = [{} for _ in problems]
+        self.walks: Walks = {}
+        self.x = torch.randn(1, *shapes[0], generator=torch.Generator().manual_seed(0))
+        self.y = torch.empty(1, *shapes[1])
+        self.deadline = time.monotonic() + SECONDS
 
-def _repeats(runner: NativeRunner, x: torch.Tensor, y: torch.Tensor) -> int:
-    """As many runs as fit into a fifth of a second, within reason."""
-    start = time.perf_counter()
-    runner.run(x, y)
-    return int(min(100, max(5, 0.2 / (time.perf_counter() - start))))
+    def best(self) -> Tuning:
+        """Everything once, then the finalists again."""
+        self.measure(self.offers)
+        self.measure([sorted(taken, key=taken.__getitem__)[:FINALISTS] for taken in self.seconds])
+        tiles = tuple(min(taken, key=taken.__getitem__) for taken in self.seconds)
+        return Tuning(tiles, self.threads == 1 or self.runner(tiles).divide or self.pays(tiles))
+
+    def runner(self, tiles: Sequence[Tile], *, divide: bool | None = None) -> NativeRunner:
+        plan = write_plan(self.plan, tiles, threads=self.threads, walks=self.walks)
+        return NativeRunner(self.library, plan, threads=self.threads, divide=divide)
+
+    def measure(self, offers: list[list[Tile]]) -> None:
+        for turn in range(max((len(offer) for offer in offers), default=0)):
+            if time.monotonic() > self.deadline and all(self.seconds):
+                return
+            tried = [offer[turn % len(offer)] for offer in offers]
+            runner = self.runner(tried, divide=True)
+            layers = runner.profile(self.x, self.y, self.repeats(runner)).layers
+            convolutions = (layer.seconds for layer in layers if layer.kind == "conv")
+            for tile, taken, seconds in zip(tried, self.seconds, convolutions, strict=True):
+                taken[tile] = min(taken.get(tile, seconds), seconds)
+
+    def pays(self, tiles: Sequence[Tile]) -> bool:
+        """Whether an image is done sooner by all threads than by one."""
+        together, alone = (self.least(self.runner(tiles, divide=divide)) for divide in (True, False))
+        return together < alone
+
+    def least(self, runner: NativeRunner) -> float:
+        best = float("inf")
+        for _ in range(self.repeats(runner)):
+            start = time.perf_counter()
+            runner.run(self.x, self.y)
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    def repeats(self, runner: NativeRunner) -> int:
+        """As many runs as fit into a fifth of a second, within reason."""
+        runner.run(self.x, self.y)
+        start = time.perf_counter()
+        runner.run(self.x, self.y)
+        return int(min(100, max(5, 0.2 / (time.perf_counter() - start))))
