@@ -1,4 +1,4 @@
-"""`regrow export`: a trained model as a file for somewhere else, packed, as ONNX or as a torch program."""
+"""`regrow export`: a trained model as a file for somewhere else: packed, ONNX, a torch program, or C for devices."""
 
 from __future__ import annotations
 
@@ -10,33 +10,39 @@ import tyro
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from regrow.deploy.engine.weights import Format
     from regrow.deploy.pack import Dtype
     from regrow.models import Network
 
-_ENDINGS = {"packed": ".regrow", "onnx": ".onnx", "program": ".pt2"}
+_ENDINGS = {"packed": ".regrow", "onnx": ".onnx", "program": ".pt2", "c": ".c"}
 
 
 def export(
     what: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN|FILE")],
     *,
-    to: Literal["packed", "onnx", "program"] | None = None,
+    to: Literal["packed", "onnx", "program", "c"] | None = None,
     out: Path | None = None,
     shrink: bool = False,
     round_to: int = 1,
     dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32",
     sparse: bool = False,
+    weights: Literal["fp32", "fp16", "int8"] = "fp32",
+    lanes: Literal[4, 8, 16] = 4,
 ) -> int:
     """Write the model of a finished run to a file for somewhere else.
 
     Args:
         what: The folder of a run, or a model file (safetensors or packed).
-        to: packed is small and read by regrow.load; onnx runs anywhere; program is read by torch.export.load. None:
-            packed, or program for a shrunk network, whose layers no longer have their standard sizes.
-        out: The file. None: model.regrow, model.onnx or model.pt2 in the run's folder.
+        to: packed is small and read by regrow.load; onnx runs anywhere; program is read by torch.export.load; c is one
+            C99 file without dependencies, for devices. None: packed, or program for a shrunk network, whose layers no
+            longer have their standard sizes.
+        out: The file. None: model.regrow, model.onnx, model.pt2 or model.c in the run's folder.
         shrink: Remove pruned filters and all that only they fed; the outputs stay the same.
         round_to: With --shrink, keep channel counts in multiples of this, for runtimes that like 8 or 16.
         dtype: Precision of the weights in a packed file.
         sparse: Store sparse weights of an ONNX file as sparse initializers: a smaller file, not a faster model.
+        weights: Precision of the weights in a C file.
+        lanes: Floats in a vector register of the device, for a C file: 4 for NEON and SSE, 8 for AVX2, 16 for AVX-512.
     """
     from regrow.train.config import RecipeError
 
@@ -45,19 +51,24 @@ def export(
         raise RecipeError(f"--dtype {dtype} is for packed files; --to {to} keeps fp32.")
     if sparse and to != "onnx":
         raise RecipeError(f"--sparse is for ONNX files, not for --to {to}.")
+    if (weights, lanes) != ("fp32", 4) and to != "c":
+        raise RecipeError(f"--weights and --lanes are for C files, not for --to {to}.")
     source = Path(what)
-    network = _network(source)
+    network = read_network(source)
     model = _shrunk(network, round_to) if shrink else network
     folder = source if source.is_dir() else source.parent
     path = out or folder / f"{'model' if source.is_dir() else source.stem}{_ENDINGS[to]}"
     path.parent.mkdir(parents=True, exist_ok=True)
+    if to == "c":
+        return _write_c(model, network, path, weights, lanes)
     _write(model, network, path, to, dtype, sparse)
     dense = 4 * sum(parameter.numel() for parameter in network.parameters())
     print(f"{path}: {path.stat().st_size:,} bytes (the dense weights in fp32: {dense:,})")
     return 0
 
 
-def _network(source: Path) -> Network:
+def read_network(source: Path) -> Network:
+    """The network in a run folder or a model file, ready for inference."""
     from regrow.deploy.pack import load
     from regrow.models import Network
     from regrow.train.files import FolderError
@@ -92,6 +103,22 @@ def _write(model: nn.Module, network: Network, path: Path, to: str, dtype: Dtype
         from regrow.deploy.program import to_program
 
         to_program(model, _example(network), path)
+
+
+def _write_c(model: nn.Module, network: Network, path: Path, weights: Format, lanes: int) -> int:
+    from regrow.deploy.export_c import export_c
+    from regrow.train.config import RecipeError
+
+    try:
+        export = export_c(model, _example(network), path, weights=weights, lanes=lanes)
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+    print(f"{export.source}, {export.header.name} and {export.main.name}, which checks itself:")
+    print(f"    cc -O2 -ffp-contract=fast {export.source.name} {export.main.name} -lm -o check && ./check")
+    print(f"flash   {export.flash:>11,} bytes of weights and plan, and some tens of KB of code")
+    print(f"RAM     {export.ram:>11,} bytes, static, beside input and output")
+    print(f"error   {export.error:>11.1e} of the largest output, on one image of noise, from rounding the weights")
+    return 0
 
 
 def _example(network: Network) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from regrow.commands.bench import bench
 from regrow.commands.demo import demo
 from regrow.commands.env import env
 from regrow.commands.export import export
@@ -44,6 +45,7 @@ def _commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
         "report": report,
         "reproduce": reproduce,
         "export": export,
+        "bench": bench,
         "env": env,
         "completion": completion,
     }

@@ -1,5 +1,7 @@
 """`regrow export` on real runs, through the command line."""
 
+import re
+import shutil
 import subprocess
 import sys
 
@@ -48,12 +50,24 @@ def test_onnx_files_are_checked_before_they_are_written(run, tmp_path):
     assert (tmp_path / "net.onnx").stat().st_size > 0
 
 
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_a_c_file_says_what_it_needs_and_checks_itself(run, tmp_path):
+    done = cli("export", run, "--to", "c", "--weights", "int8", "--out", tmp_path / "net.c")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"flash +[\d,]+ bytes.*\nRAM +[\d,]+ bytes", done.stdout)
+    sources = [str(tmp_path / name) for name in ("net.c", "net_main.c")]
+    subprocess.run(["gcc", "-std=c99", *sources, "-o", str(tmp_path / "check"), "-lm"], check=True)
+    subprocess.run([str(tmp_path / "check")], check=True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--to", "onnx", "--dtype", "int8"], "--dtype int8 is for packed files"),
         (["--sparse"], "--sparse is for ONNX files"),
         (["--to", "onxx"], "onnx"),
+        (["--weights", "int8"], "--weights and --lanes are for C files"),
+        (["--to", "c", "--out", "net.cpp"], "must end in .c"),
     ],
 )
 def test_options_that_do_not_go_together_are_answered(run, arguments, message):

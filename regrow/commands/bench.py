@@ -1,0 +1,92 @@
+"""`regrow bench`: how fast a model is here, in the engine and in other runtimes, and whether sparsity pays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from regrow.commands.export import read_network
+
+if TYPE_CHECKING:
+    from regrow.models import Network
+
+
+def bench(
+    what: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN|FILE|MODEL")],
+    *,
+    sparsity: float | None = None,
+    batch: int = 1,
+    threads: int = 1,
+    seconds: float = 10.0,
+    layers: bool = True,
+    against: Literal["deepsparse"] | None = None,
+    environment: Path | None = None,
+    classes: int = 10,
+    channels: int = 3,
+    size: int = 32,
+) -> int:
+    """Measure a model in the engine beside torch, inductor, ONNX Runtime and OpenVINO, as far as they are installed.
+
+    Args:
+        what: The folder of a run, a model file (safetensors or packed), or a network such as resnet20.
+        sparsity: Prune a network given by name to this share of zeros, at random, large layers more than small ones.
+        batch: Images at a time: 1 for latency, 32 or so for throughput.
+        threads: Threads for every runtime.
+        seconds: How long to measure, in all.
+        layers: Show the time of every layer in the engine, too.
+        against: deepsparse, from the environment given with --environment.
+        environment: The folder of a virtual environment with DeepSparse 1.8 (pip install deepsparse==1.8.0).
+        classes: Classes of a network given by name.
+        channels: Input channels of a network given by name.
+        size: Height and width of the input of a network given by name.
+    """
+    import torch
+
+    from regrow.deploy.bench.compare import compare
+
+    _check(batch, threads, against, environment)
+    network = _network(what, sparsity, {"classes": classes, "channels": channels, "size": size})
+    shape = network.architecture.input_shape
+    x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
+    python = str(environment / "bin" / "python") if environment is not None else None
+    found = compare(network, x, threads=threads, seconds=seconds, deepsparse=python)
+    image = " x ".join(str(side) for side in shape)
+    print(f"{network.architecture.name}, {found.sparsity:.1%} zeros, {batch} x {image}, {threads} thread(s)\n")
+    if layers:
+        print(f"{found.profile.table(found.peak)}\n")
+    print(found)
+    return 0
+
+
+def _check(batch: int, threads: int, against: str | None, environment: Path | None) -> None:
+    from regrow.train.config import RecipeError
+
+    for name, value in (("--batch", batch), ("--threads", threads)):
+        if value < 1:
+            raise RecipeError(f"{name} must be at least 1, got {value}.")
+    if (against is None) != (environment is None):
+        raise RecipeError("--against deepsparse and --environment FOLDER go together.")
+    if environment is not None and not (environment / "bin" / "python").is_file():
+        raise RecipeError(f"{environment} is no virtual environment: it has no bin/python.")
+
+
+def _network(what: str, sparsity: float | None, options: dict[str, int]) -> Network:
+    from regrow import models
+    from regrow.deploy.bench.synthetic import prune_synthetically
+    from regrow.train.config import RecipeError
+
+    if Path(what).exists():
+        if sparsity is not None:
+            raise RecipeError(f"--sparsity is for networks given by name; {what} has the zeros that it has.")
+        return read_network(Path(what))
+    try:
+        network = models.build(what, **options).eval()
+    except ValueError as error:
+        raise RecipeError(f"{what!r} is no file or folder, and as a network: {error}") from None
+    try:
+        prune_synthetically(network, sparsity or 0.0)
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+    return network

@@ -1,0 +1,129 @@
+"""One model in the engine and in every other runtime, with a plain answer to whether its sparsity pays."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from regrow.deploy.bench.deepsparse import DeepSparse
+from regrow.deploy.bench.runtimes import dense_runtimes, to_plain_onnx
+from regrow.deploy.bench.turns import Contender, fastest
+from regrow.deploy.engine.build import NoCompilerError, load_library
+from regrow.deploy.engine.compiler import compile
+from regrow.deploy.engine.model import Profile
+from regrow.deploy.pack import save
+
+ENGINE = "regrow"
+RIVAL = "deepsparse"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The least seconds of a batch in each runtime, and what the model is."""
+
+    seconds: dict[str, float]
+    missing: tuple[str, ...]
+    batch: int
+    threads: int
+    weights: int
+    nonzeros: int
+    packed_bytes: int
+    profile: Profile
+    peak: float | None
+
+    @property
+    def sparsity(self) -> float:
+        """The share of weights that is zero."""
+        return 1 - self.nonzeros / self.weights if self.weights else 0.0
+
+    @property
+    def best_dense(self) -> str:
+        """The fastest of the runtimes for which a zero is a number like any other."""
+        return min((name for name in self.seconds if name not in (ENGINE, RIVAL)), key=self.seconds.__getitem__)
+
+    @property
+    def gain(self) -> float:
+        """How many times faster the engine is than the best dense runtime."""
+        return self.seconds[self.best_dense] / self.seconds[ENGINE]
+
+    def __str__(self) -> str:
+        return f"{self._times()}\n\n{self._size()}\n\n{self.verdict()}"
+
+    def _times(self) -> str:
+        rows = [f"{'':12}  {'ms':>9}  {'images/s':>9}  {'regrow is':>14}"]
+        for name, seconds in sorted(self.seconds.items(), key=lambda item: item[1]):
+            row = f"{name:12}  {seconds * 1e3:9.3f}  {self.batch / seconds:9,.0f}"
+            rows.append(row if name == ENGINE else f"{row}  {seconds / self.seconds[ENGINE]:7.2f}x faster")
+        rows += [f"{name:12}  not installed" for name in self.missing]
+        return "\n".join(rows)
+
+    def _size(self) -> str:
+        dense = 4 * self.weights
+        share = self.packed_bytes / dense if dense else 0.0
+        size = f"On disk, packed: {self.packed_bytes:,} bytes, {share:.1%} of the dense weights' {dense:,}."
+        speed = self.profile.macs * self.batch / self.seconds[ENGINE]
+        work = f"Multiply-accumulates with weights that are not zero: {self.profile.macs / 1e6:,.1f} M an image"
+        if self.peak is None:
+            return f"{size}\n{work}."
+        return f"{size}\n{work}, {speed / 1e9:.1f} G/s: {speed / self.peak / self.threads:.0%} of this machine's peak."
+
+    def verdict(self) -> str:
+        """Whether sparsity makes this model faster here, in one sentence."""
+        rival = f"{self.sparsity:.1%} zeros against the fastest dense runtime here, {self.best_dense}"
+        if self.peak is None:
+            return "Without a C compiler the engine runs through torch, and zeros bring no speed: install gcc or clang."
+        if self.gain > 1.05:
+            return f"Sparsity pays: the model is {self.gain:.1f} times faster with {rival}."
+        if self.gain > 0.95:
+            return f"Sparsity makes no difference to speed: it is a draw for {rival}."
+        return (
+            f"Sparsity does not pay: dense is {1 / self.gain:.1f} times faster ({rival}). Prune more, or run it dense."
+        )
+
+
+def compare(
+    model: nn.Module, x: Tensor, *, threads: int = 1, seconds: float = 10.0, deepsparse: str | None = None
+) -> Comparison:
+    """Run `model` on the batch `x` in turns for about `seconds`, `threads` threads each.
+
+    `deepsparse` is the Python of an environment with DeepSparse 1.8. `torch.set_num_threads` is changed meanwhile.
+    """
+    weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+            folder = Path(temporary)
+            compiled = compile(model, x[:1], threads=threads)
+            path = to_plain_onnx(model, x, folder / "model.onnx")
+            found, missing = dense_runtimes(model, x, path, threads=threads)
+            contenders: dict[str, Contender] = {ENGINE: partial(compiled, x), **found}
+            if deepsparse is not None:
+                contenders[RIVAL] = stack.enter_context(DeepSparse(deepsparse, path, x, threads=threads))
+            save(model, folder / "model.regrow")
+            return Comparison(
+                seconds=fastest(contenders, seconds),
+                missing=tuple(missing),
+                batch=len(x),
+                threads=threads,
+                weights=sum(weight.numel() for weight in weights),
+                nonzeros=sum(int(weight.count_nonzero()) for weight in weights),
+                packed_bytes=(folder / "model.regrow").stat().st_size,
+                profile=compiled.profile(),
+                peak=_peak(),
+            )
+    finally:
+        torch.set_num_threads(before)
+
+
+def _peak() -> float | None:
+    try:
+        return load_library().peak()
+    except NoCompilerError:
+        return None

@@ -1,0 +1,138 @@
+"""What is measured side by side is measured fairly, and what is said about it is what was measured."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regrow.commands.table import call
+from regrow.deploy.bench.compare import Comparison, compare
+from regrow.deploy.bench.deepsparse import DeepSparse
+from regrow.deploy.bench.synthetic import densities, prune_synthetically
+from regrow.deploy.bench.turns import fastest
+from regrow.deploy.engine.build import load_library
+from regrow.deploy.engine.model import LayerTime, Profile
+from regrow.models import build
+from regrow.train.config import RecipeError
+
+
+@given(sizes=st.lists(st.integers(1, 10**7), min_size=1, max_size=30), sparsity=st.floats(0, 0.999))
+def test_synthetic_densities_keep_the_share_that_was_asked_for(sizes: list[int], sparsity: float) -> None:
+    shares = densities(sizes, sparsity)
+    kept = sum(size * share for size, share in zip(sizes, shares, strict=True))
+    assert kept == pytest.approx((1 - sparsity) * sum(sizes), rel=1e-6)
+    assert all(0 < share <= 1 for share in shares)
+    by_size = [share for _, share in sorted(zip(sizes, shares, strict=True))]
+    assert by_size == sorted(by_size, reverse=True)
+
+
+def test_a_network_is_pruned_as_far_as_asked_for() -> None:
+    model = build("resnet20")
+    prune_synthetically(model, 0.9)
+    weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    zeros = 1 - sum(int(w.count_nonzero()) for w in weights) / sum(w.numel() for w in weights)
+    assert zeros == pytest.approx(0.9, abs=0.005)
+    with pytest.raises(ValueError, match=r"in \[0, 1\), got 1.5"):
+        prune_synthetically(model, 1.5)
+
+
+def test_contenders_take_turns_and_each_one_runs_often_enough() -> None:
+    calls: list[str] = []
+    best = fastest({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 0)
+    assert set(best) == {"a", "b"}
+    assert all(0 < seconds < 1 for seconds in best.values())
+    turns = [name for name, before in zip(calls, [None, *calls], strict=False) if name != before]
+    assert calls.count("a") >= 9
+    assert len(turns) >= 5
+
+
+def test_an_environment_without_deepsparse_is_answered(tmp_path: Path) -> None:
+    rival = DeepSparse(sys.executable, tmp_path / "net.onnx", torch.zeros(1))
+    with rival, pytest.raises(ValueError, match="No module named 'deepsparse'"):
+        rival.burst(1)
+    with pytest.raises(ValueError, match="can be started"):
+        DeepSparse(str(tmp_path / "python"), tmp_path / "net.onnx", torch.zeros(1))
+
+
+MEASURED = Comparison(
+    seconds={"regrow": 0.001, "torch": 0.009, "openvino": 0.004, "deepsparse": 0.002},
+    missing=("onnxruntime",),
+    batch=2,
+    threads=1,
+    weights=1000,
+    nonzeros=100,
+    packed_bytes=500,
+    profile=Profile((LayerTime("conv", "conv", 0.001, 10_000_000),)),
+    peak=40e9,
+)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sentence"),
+    [
+        (0.001, "Sparsity pays: the model is 4.0 times faster with 90.0% zeros"),
+        (0.004, "a draw"),
+        (0.008, "does not pay"),
+    ],
+)
+def test_the_verdict_compares_with_the_fastest_dense_runtime(seconds: float, sentence: str) -> None:
+    verdict = replace(MEASURED, seconds={**MEASURED.seconds, "regrow": seconds}).verdict()
+    assert sentence in verdict
+    assert "openvino" in verdict
+
+
+def test_a_comparison_shows_times_sizes_and_the_share_of_the_peak() -> None:
+    text = str(MEASURED)
+    assert "2,000     4.00x faster" not in text.splitlines()[1]
+    assert "500     4.00x faster" in text
+    assert "onnxruntime   not installed" in text
+    assert "12.5% of the dense weights' 4,000" in text
+    assert "20.0 G/s: 50% of this machine's peak" in text
+    assert "25" in MEASURED.profile.table(MEASURED.peak).splitlines()[1]
+    assert "install gcc or clang" in replace(MEASURED, peak=None).verdict()
+
+
+def test_the_peak_is_more_than_a_convolution_reaches() -> None:
+    assert load_library().peak() > 1e8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resnet20", "--batch", "0"], "--batch must be at least 1"),
+        (["resnet20", "--against", "deepsparse"], "go together"),
+        (["resnet20", "--against", "deepsparse", "--environment", "nowhere"], "no virtual environment"),
+        (["resnt20"], "resnet20"),
+        (["resnet20", "--sparsity", "90"], r"in \[0, 1\)"),
+    ],
+)
+def test_wrong_options_are_answered_before_anything_is_measured(arguments: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        call(["bench", *arguments])
+
+
+@pytest.mark.slow
+def test_a_sparse_network_is_compared_with_every_installed_runtime(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["bench", "resnet8", "--sparsity", "0.9", "--seconds", "1"]) == 0
+    shown = capsys.readouterr().out
+    for expected in (
+        "layer1.0.conv1",
+        "% of peak",
+        "regrow",
+        "torch",
+        "inductor",
+        "onnxruntime",
+        "On disk",
+        "Sparsity",
+    ):
+        assert expected in shown
+    model = build("resnet8").eval()
+    found = compare(model, torch.randn(2, 3, 32, 32), seconds=0.1)
+    assert found.sparsity == 0
+    assert found.batch == 2
