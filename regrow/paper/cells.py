@@ -43,9 +43,15 @@ class Library:
 
     @classmethod
     def read(cls, paths: Iterable[Path]) -> Library:
-        """Read the runs in `paths`: folders of runs at any depth and files of results; missing ones are empty."""
+        """Read the runs in `paths`; missing ones are empty.
+
+        A path is a file of results (JSON lines), a folder of such files, or a folder with run folders at any depth.
+        """
         present = [path for path in paths if path.exists()]
         filled = [path for path in present if path.is_file() or any(path.rglob("recipe.toml"))]
+        filled += [
+            file for path in present if not (path / "recipe.toml").exists() for file in sorted(path.glob("*.jsonl"))
+        ]
         return cls(find_runs(filled) if filled else (), present)
 
     def outcome(self, recipe: Recipe, *, finetuned: bool = False) -> Outcome | None:

@@ -123,10 +123,13 @@ def finetuning_cells(scale: Scale, network: str, method: str, lr: float) -> dict
 
 
 def choose(scale: Scale, library: Library, network: str, method: str, *, failed: Iterable[float] = ()) -> Choice | None:
-    """Choose by the finished tuning runs; None where there is none. `failed` are rates whose training failed."""
+    """Choose by the finished tuning runs; None where fewer than two rates were tried, since that is no choice.
+
+    `failed` are rates whose training failed.
+    """
     tried = {**dict.fromkeys(failed, None), **rates_tried(scale, library, network, method)}
     lr = best_rate(tried)
-    if lr is None:
+    if lr is None or len(tried) < 2:
         return None
     candidates = finetuning_cells(scale, network, method, lr)
     found = {name: library.summary(cell) for name, cell in candidates.items()}

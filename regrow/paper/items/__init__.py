@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 
 from regrow.paper.item import Item
-from regrow.paper.items import figures, lottery, settings, tables, theorems
+from regrow.paper.items import claims, figures, lottery, settings, tables, theorems
 from regrow.train.config import RecipeError
 
 
 def all_items() -> dict[str, Item]:
     """Return the items in the order of the paper."""
-    groups = (tables.ITEMS, figures.ITEMS, lottery.ITEMS, settings.ITEMS, theorems.ITEMS)
+    groups = (tables.ITEMS, figures.ITEMS, lottery.ITEMS, settings.ITEMS, theorems.ITEMS, claims.ITEMS)
     return {item.name: item for items in groups for item in items}
 
 
