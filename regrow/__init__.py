@@ -1,5 +1,6 @@
 """Train sparse neural networks in one pass, and take them to small files and fast inference."""
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,9 @@ def __getattr__(name: str) -> Any:
             module = import_module(home)
             if hasattr(module, name):
                 return globals().setdefault(name, getattr(module, name))
-    raise AttributeError(f"module 'regrow' has no attribute {name!r}")
+    near = [known for known in __all__ if known.lower() == name.lower()] or get_close_matches(name, __all__, 1)
+    hint = f". Did you mean {near[0]!r}?" if near else ""
+    raise AttributeError(f"module 'regrow' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import regrow
+from regrow import models
 
 # What type checkers see: name -> the module that it is imported from.
 SEEN = {
@@ -24,11 +25,26 @@ def test_every_public_name_is_what_type_checkers_take_it_for(name):
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="has no attribute 'DFP'"):
-        _ = regrow.DFP
+    with pytest.raises(AttributeError, match=r"has no attribute 'Cubics'. Did you mean 'Cubic'\?"):
+        _ = regrow.Cubics
+    with pytest.raises(AttributeError, match=r"Did you mean 'RigL'\?"):
+        _ = regrow.rigl
+    with pytest.raises(AttributeError, match=r"has no attribute 'prune_everything'$"):
+        _ = regrow.prune_everything
 
 
 @pytest.mark.parametrize("module", ["regrow", "regrow.cli", "regrow.train.config", "regrow.train.catalog"])
 def test_torch_is_not_imported_before_it_is_needed(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("use", ["compile", "shrink"])
+def test_a_shape_in_place_of_an_example_is_refused_with_what_would_be_right(use):
+    with pytest.raises(TypeError, match=r"a tensor such as torch.randn\(1, 3, 32, 32\), got \(1, 1, 8, 8\)"):
+        getattr(regrow, use)(models.build("small", classes=10, channels=1, size=8), (1, 1, 8, 8))
+
+
+def test_only_models_and_their_states_are_saved(tmp_path):
+    with pytest.raises(TypeError, match="a module, a state dict or the folder of a run, got int"):
+        regrow.save(3, tmp_path / "model.regrow")

@@ -44,6 +44,10 @@ class Cubic:
         check_sparsity(self.final)
         check_sparsity(self.initial, "initial")
         check_every(self.every)
+        if 0 < self.end < 1:
+            raise ValueError(
+                f"end is an optimizer step, got {self.end}: pass int({self.end} * steps) for that share of training"
+            )
         if not 0 <= self.start < self.end:
             raise ValueError(
                 f"a ramp needs 0 <= start < end (in optimizer steps), got start={self.start}, end={self.end}"

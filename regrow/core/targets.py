@@ -51,6 +51,8 @@ def find_targets(model: nn.Module, spec: TargetSpec = None, *, include_last: boo
     `spec` can be a name, a glob, several of them, or a predicate `(name, parameter) -> bool`; a name may be that of a
     parameter or of the module that owns it.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     parameters = named_parameters(model)
     if spec is None:
         chosen = _default_names(model, parameters, include_last)

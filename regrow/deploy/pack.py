@@ -66,6 +66,8 @@ def save(source: nn.Module | Mapping[str, Tensor] | str | Path, path: str | Path
     """
     if dtype not in get_args(Dtype):
         raise ValueError(f"dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}.")
+    if not isinstance(source, nn.Module | Mapping | str | Path):
+        raise TypeError(f"save takes a module, a state dict or the folder of a run, got {type(source).__name__}.")
     model = load(source) if isinstance(source, str | Path) else source
     state, architecture = contents(model)
     planes = join([encode_tensor(name, tensor, dtype) for name, tensor in state.items()])

@@ -53,6 +53,7 @@ def test_a_number_is_a_constant_schedule():
         (lambda: regrow.Constant(-0.1), r"got -0\.1"),
         (lambda: regrow.Constant(float("nan")), "got nan"),
         (lambda: regrow.Cubic(0.9, end=0), "start=0, end=0"),
+        (lambda: regrow.Cubic(0.9, end=0.5), r"end is an optimizer step, got 0.5: pass int\(0.5 \* steps\)"),
         (lambda: regrow.Cubic(0.9, end=5, start=7), "start=7, end=5"),
         (lambda: regrow.Cubic(0.9, end=5, initial=2), "initial must be in"),
         (lambda: regrow.Cubic(0.9, end=5, every=0), "at least 1 optimizer step, got 0"),

@@ -36,6 +36,8 @@ def compile(model: nn.Module, example_input: torch.Tensor, *, threads: int = 1, 
     """
     if threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
+    if not isinstance(example_input, torch.Tensor):
+        raise TypeError(f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), got {example_input!r}")
     model = unwrapped(model)
     example = example_input.detach().to("cpu", torch.float32)
     graph = fuse(capture(model, example))

@@ -55,6 +55,8 @@ def shrink(model: nn.Module, example_input: Any, *, round_to: int = 1, gather: b
     """
     if not isinstance(round_to, int) or round_to < 1:
         raise ValueError(f"round_to must be a whole number of channels, at least 1, got {round_to!r}. Did you mean 8?")
+    if isinstance(example_input, tuple | list) and all(isinstance(each, int) for each in example_input):
+        raise TypeError(f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), got {example_input!r}")
     inputs = tuple(example_input) if isinstance(example_input, tuple | list) else (example_input,)
     original = copy.deepcopy(model).eval()
     with torch.no_grad():
