@@ -12,8 +12,12 @@ from typing import Any
 
 from benchmarks.runner import RESULTS, cell
 from regrow.commands.report import in_the_paper
+from regrow.paper.cells import Library
+from regrow.paper.items import find_item
+from regrow.paper.scales import find_scale
+from regrow.paper.views import number
 from regrow.report.leaderboard import Row, rows
-from regrow.report.outcomes import group
+from regrow.report.outcomes import Summary, group
 from regrow.report.runs import find_runs
 from regrow.report.tasks import Task, make_tasks
 
@@ -76,7 +80,12 @@ def benchmarks() -> str:
 
 
 def measured() -> str:
-    """Return the few numbers that say what to expect."""
+    """Return the few numbers that say what to expect: what things cost, then what accuracy is left."""
+    return f"{costs()}\n{accuracies()}"
+
+
+def costs() -> str:
+    """Return what training costs and what files weigh."""
     core, pack = _rows("core"), _rows("pack")
     step = _find(core, measured="ResNet-20 training step, DPF")["ratio"]
     update = _find(core, measured="optimizer step, 25 M weights, DPF")["ratio"]
@@ -91,6 +100,18 @@ def measured() -> str:
         f"ResNet-50 at 95 % as a packed file (dense: {dense:.1f} MB)": packed,
     }
     return markdown([{"": name, "measured": value} for name, value in lines.items()])
+
+
+def accuracies() -> str:
+    """Return the paper's second table at the scale that was run here, sparsities of which nothing was run left out."""
+    view = find_item("table2").view(find_scale("cpu"), Library.read([RESULTS.parent]))
+    lines: dict[float, dict[str, str]] = {}
+    for row in view.rows:
+        line = lines.setdefault(row["sparsity"], {"top-1, %": f"{100 * row['sparsity']:g} % pruned"})
+        found = Summary(row["mean"], row["std"], row["seeds"]) if row["seeds"] else None
+        line[row["method"]] = number(found)
+    ours = [line for line in lines.values() if line["DPF"] != number(None)]
+    return markdown(ours) + f"\nResNet-8, {JPEG}, 8 epochs, with fine-tuning (FT) 2 more; seeds in brackets.\n"
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
