@@ -19,20 +19,21 @@ from regrow.train.metrics import read_metrics
 _EPOCH = ("epoch", "phase", "loss", "top1", "sparsity", "delta", "flips", "iou", "layers", "images_per_second")
 
 
-def record(run: Path) -> dict[str, Any]:
-    """Return what a finished run measured: its result, accuracy before fine-tuning, its epochs and where it ran."""
+def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
+    """Return what a finished run measured: its result, accuracy before fine-tuning, its `curves` and where it ran."""
     result = json.loads((run / "result.json").read_text())
     environment = json.loads((run / "environment.json").read_text())
     epochs = read_metrics(run)
     trained = [epoch for epoch in epochs if epoch["phase"] == "train"]
     # Folders of the machine say nothing to a reader; the recipe is the command, and masks are known by the run's name.
     recipe = portable(Recipe.of(result["recipe"], str(run)))
+    shown = [{name: _short(epoch[name]) for name in _EPOCH if name in epoch} for epoch in epochs]
     return {
         "top1_before_finetuning": trained[-1]["top1"],
         **result,
         "key": recipe.key(),
         "recipe": dataclasses.asdict(recipe),
-        "epochs": [{name: _short(epoch[name]) for name in _EPOCH if name in epoch} for epoch in epochs],
+        **({"epochs": shown} if curves else {}),
         "environment": {fact: environment[fact] for fact in ("system", "cpu", "cores", "threads", "cuda")},
     }
 
@@ -48,9 +49,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("-o", "--out", required=True, type=Path)
+    parser.add_argument("--no-curves", action="store_true", help="leave out what happened in each epoch")
     options = parser.parse_args()
     finished = [run for run in options.runs if (run / "result.json").exists()]
-    records = sorted((record(run) for run in finished), key=lambda each: (each["name"], each["key"]))
+    records = [record(run, curves=not options.no_curves) for run in finished]
+    records.sort(key=lambda each: (each["name"], each["key"]))
     options.out.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records))
     print(f"{len(records)} finished runs of {len(options.runs)} written to {options.out}")
 

@@ -1,8 +1,8 @@
 """Chooses learning rates by finished tuning runs, and writes down every candidate.
 
-`python -m benchmarks.tuning runs/tune-*` writes the runs to results/tuning/cifar10-resnet8.jsonl, the choices to
-results/tuning/choices.json, and the rates of the cpu scale into regrow/paper/learning-rates.csv. Without runs, the
-choices are made again from the runs that were written down. A tuning run is, for example,
+`python -m benchmarks.tuning RUNS...` adds the runs to results/tuning/DATA-NETWORK.jsonl, writes what they choose to
+results/tuning/choices.json and the rates of the scales into regrow/paper/learning-rates.csv. Without runs, the choices
+are made again from the runs that were written down. A tuning run is, for example,
 `regrow train cifar-small --method dpf --lr 0.1 --holdout 5000 --seed 100`.
 """
 
@@ -19,43 +19,60 @@ from typing import Any
 from benchmarks.collect import record
 from regrow.paper import rates
 from regrow.paper.cells import Library
-from regrow.paper.scales import find_scale
+from regrow.paper.scales import Scale, find_scale
 from regrow.paper.tuning import SEED, Choice, choose
 
 FOLDER = Path(__file__).parents[1] / "results" / "tuning"
-RUNS, CHOICES = FOLDER / "cifar10-resnet8.jsonl", FOLDER / "choices.json"
+CHOICES = FOLDER / "choices.json"
 RATES = Path(rates.__file__).with_name("learning-rates.csv")
-SCALE = "cpu"
+SCALES = ("cpu", "digits")
+
+
+def runs_file(scale: Scale) -> Path:
+    """Return where the tuning runs of a scale are written down."""
+    assert scale.stand_in is not None
+    return FOLDER / f"{scale.stand_in.data}-{scale.stand_in.model}.jsonl"
 
 
 def collect(runs: Sequence[Path]) -> None:
     """Write finished tuning runs down, added to those that are there."""
-    known = [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
-    found = [record(run) for run in runs if (run / "result.json").exists()]
-    tuning = [each for each in [*known, *found] if each["evaluated_on"] == "holdout" and each["recipe"]["seed"] == SEED]
-    lines = {each["key"]: json.dumps(each, ensure_ascii=False) for each in tuning}
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    RUNS.write_text("".join(f"{lines[key]}\n" for key in sorted(lines)))
+    found = [record(run, curves=False) for run in runs if (run / "result.json").exists()]
+    for path in {runs_file(find_scale(name)) for name in SCALES}:
+        known = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        mine = [each for each in found if f"{each['recipe']['data']}-{each['recipe']['model']}" == path.stem]
+        tuning = [each for each in [*known, *mine] if each["recipe"]["holdout"] and each["recipe"]["seed"] == SEED]
+        lines = {each["key"]: json.dumps(each, ensure_ascii=False) for each in tuning}
+        if lines:
+            FOLDER.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"{lines[key]}\n" for key in sorted(lines)))
 
 
-def choices() -> list[Choice]:
-    """Return what the written runs choose for every method."""
-    library = Library.read([RUNS])
-    scale = find_scale(SCALE).changed(rates={})
-    assert scale.stand_in is not None
-    methods = sorted({json.loads(line)["recipe"]["method"] for line in RUNS.read_text().splitlines()})
-    found = (choose(scale, library, scale.stand_in.model, method) for method in methods)
-    return [choice for choice in found if choice is not None]
+def choices() -> list[tuple[str, Choice]]:
+    """Return what the written runs choose for every method, scale by scale."""
+    chosen = []
+    for name in SCALES:
+        scale = find_scale(name).changed(rates={})
+        path = runs_file(scale)
+        if not path.exists() or scale.stand_in is None:
+            continue
+        library = Library.read([path])
+        methods = sorted({json.loads(line)["recipe"]["method"] for line in path.read_text().splitlines()})
+        found = [choose(scale, library, scale.stand_in.model, method) for method in methods]
+        chosen += [(name, choice) for choice in found if choice is not None]
+    return chosen
 
 
-def rate_lines(chosen: Sequence[Choice]) -> str:
-    """Return learning-rates.csv with the lines of the cpu scale made of `chosen`."""
-    rows: list[dict[str, Any]] = [
-        row for row in csv.DictReader(RATES.read_text().splitlines()) if row["scale"] != SCALE
-    ]
-    fields = list(csv.DictReader(RATES.read_text().splitlines()).fieldnames or [])
-    for choice in chosen:
-        row = {"scale": SCALE, **choice.as_row()}
+def choice_rows(chosen: Sequence[tuple[str, Choice]]) -> list[dict[str, Any]]:
+    """Return the choices for choices.json."""
+    return [{"scale": scale, **choice.as_row()} for scale, choice in chosen]
+
+
+def rate_lines(chosen: Sequence[tuple[str, Choice]]) -> str:
+    """Return learning-rates.csv with the lines of the tuned scales made of `chosen`."""
+    reader = csv.DictReader(RATES.read_text().splitlines())
+    rows: list[dict[str, Any]] = [row for row in reader if row["scale"] not in SCALES]
+    fields = list(reader.fieldnames or [])
+    for row in choice_rows(chosen):
         rows.append({name: "" if row[name] is None else row[name] for name in fields})
     text = io.StringIO()
     writer = csv.DictWriter(text, fields, lineterminator="\n")
@@ -67,12 +84,13 @@ def rate_lines(chosen: Sequence[Choice]) -> str:
 def main() -> None:
     collect([Path(each) for each in sys.argv[1:]])
     chosen = choices()
-    CHOICES.write_text(json.dumps([choice.as_row() for choice in chosen], indent=1) + "\n")
+    if chosen:
+        CHOICES.write_text(json.dumps(choice_rows(chosen), indent=1) + "\n")
     RATES.write_text(rate_lines(chosen))
-    for choice in chosen:
+    for scale, choice in chosen:
         tried = ", ".join(f"{lr:g}: {'failed' if top1 is None else f'{top1:.2f}'}" for lr, top1 in choice.tried.items())
         edge = "  (at an edge)" if choice.at_edge else ""
-        print(f"{choice.method:<16} {choice.rate.lr:g}   {tried}{edge}")
+        print(f"{scale:<7} {choice.method:<16} {choice.rate.lr:g}   {tried}{edge}")
 
 
 if __name__ == "__main__":

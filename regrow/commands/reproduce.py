@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def reproduce(
     name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="ITEM")] = None,
     *,
-    scale: Literal["paper", "cpu", "smoke"] = "cpu",
+    scale: Literal["paper", "cpu", "digits", "smoke"] = "cpu",
     seeds: int | None = None,
     out: Path = Path("runs/reproduce"),
     workers: int | None = None,
@@ -36,8 +36,8 @@ def reproduce(
 
     Args:
         name: What to reproduce, or `all`.
-        scale: The paper's own protocol; a scaled-down one on CIFAR-10 for CPUs; or seconds, to see that it runs.
-        seeds: Trainings behind each number. None: 3, at scale smoke 1.
+        scale: The paper's own protocol; scaled down on CIFAR-10 for CPUs; on digits; or just to see that it runs.
+        seeds: Trainings behind each number. None: 3; on digits 5, at scale smoke 1.
         out: Folder for run folders, tables and figures.
         workers: Trainings at the same time. None: as many as there are processors.
         tune: Tune the learning rate of methods for which none is known, on held-out training images.
@@ -81,7 +81,7 @@ class _Trainer:
 
     def __init__(self, scale: Scale, workers: int | None) -> None:
         self.failed = 0
-        self._here, self._workers = scale.name == "smoke", workers
+        self._here, self._workers = scale.minutes is not None and scale.minutes < 1, workers
 
     def __call__(self, recipes: Sequence[Recipe], folder: Path) -> None:
         from regrow.sweep import SweepError
@@ -127,7 +127,7 @@ def _list(scale: Scale) -> None:
     print(f"Scale {scale.name}: {scale.about}, {len(scale.seeds)} seeds.\n")
     for item in items.values():
         print(f"{item.name:<{width}}  {item.title}\n{'':<{width}}  {_cost(item, scale, Library())}")
-    print("\nregrow reproduce ITEM runs one; --scale paper, cpu or smoke; --show makes its table from finished runs.")
+    print("\nregrow reproduce ITEM runs one at --scale paper, cpu, digits or smoke; with --show it trains nothing.")
 
 
 def _cost(item: Item, scale: Scale, nothing: Library) -> str:

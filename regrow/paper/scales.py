@@ -1,4 +1,4 @@
-"""Three sizes at which the paper can be run: its own, one that two CPU cores finish, and one for tests."""
+"""Sizes at which the paper can be run: its own, one for two CPU cores, one that takes seconds a run, one for tests."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def published_recipe(network: str) -> Recipe:
 
 
 def find_scale(name: str) -> Scale:
-    """Return the scale paper, cpu or smoke.
+    """Return the scale paper, cpu, digits or smoke.
 
     >>> find_scale("cpu").stand_in.model
     'resnet8'
     """
-    scales = {"paper": _paper, "cpu": _cpu, "smoke": _smoke}
+    scales = {"paper": _paper, "cpu": _cpu, "digits": _digits, "smoke": _smoke}
     if name not in scales:
         near = difflib.get_close_matches(name, scales, 1, 0.3)
         hint = f" Perhaps you meant {near[0]!r}." if near else ""
@@ -138,6 +138,23 @@ def _cpu() -> Scale:
         batches=(64, 128, 256),
         minutes=2.0,
         rates=known_rates("cpu"),
+    )
+
+
+def _digits() -> Scale:
+    return Scale(
+        name="digits",
+        about="a network of three convolutions on the digits of the package, 15 epochs (fine-tuning: 3 more)",
+        stand_in=load_recipe("digits").changed(epochs=15, ramp_by="step", threads=1),
+        seeds=(0, 1, 2, 3, 4),
+        finetune_epochs=3,
+        grid=(0.05, 0.1, 0.2),
+        finetuning=(("sgd", 0.02), ("adam", 0.001)),
+        holdout=300,
+        periods=(1, 4, 16, 64),
+        batches=(32, 64, 128),
+        minutes=0.1,
+        rates=known_rates("digits"),
     )
 
 

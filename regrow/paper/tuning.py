@@ -150,8 +150,8 @@ def to_tune(scale: Scale, cells: Iterable[Cell]) -> list[tuple[str, str, bool]]:
     """Return networks and methods whose rate is not known, and whether they are fine-tuned."""
     wanted: dict[tuple[str, str], bool] = {}
     for cell in cells:
-        recipe = cell.recipes[0]
-        if recipe.method not in _SELF_EVIDENT and not scale.tuned(recipe.model, recipe.method):
-            key = (recipe.model, recipe.method)
-            wanted[key] = wanted.get(key, False) or cell.finetuned
+        for recipe in cell.recipes[:1]:
+            if recipe.method not in _SELF_EVIDENT and not scale.tuned(recipe.model, recipe.method):
+                key = (recipe.model, recipe.method)
+                wanted[key] = wanted.get(key, False) or cell.finetuned
     return [(*key, finetuned) for key, finetuned in wanted.items()]

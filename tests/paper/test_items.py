@@ -8,6 +8,7 @@ from regrow.paper import published
 from regrow.paper.cells import Library
 from regrow.paper.items import all_items, find_item
 from regrow.paper.scales import find_scale
+from regrow.paper.tuning import to_tune
 from regrow.train.config import RecipeError
 
 ITEMS = sorted(all_items())
@@ -84,3 +85,12 @@ def test_misspelt_items_and_scales_are_errors_that_name_the_nearest():
         find_item("lotery")
     with pytest.raises(RecipeError, match=r"papr.*'paper'"):
         find_scale("papr")
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_every_item_knows_what_to_tune(name):
+    scale = find_scale("digits").changed(rates={}, seeds=(0,))
+    wanted = to_tune(scale, find_item(name).cells(scale, Library()))
+
+    assert {network for network, _, _ in wanted} <= {"small"}
+    assert not {method for _, method, _ in wanted} & {"fixed", "lottery"}

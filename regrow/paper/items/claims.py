@@ -19,6 +19,10 @@ from regrow.paper.verdict import Verdict, difference
 from regrow.paper.views import NOT_RUN, View, number, table
 from regrow.report.tasks import percent
 
+RULE = (
+    "One method is ahead of another where every seed says so, and there are two at least; where seeds disagree they "
+    "are level. A claim about several comparisons is reproduced where all of them say so."
+)
 SHOWN, NOT_SHOWN, TOO_FEW, OPEN = "reproduced", "not reproduced at this scale", "one seed only", "not run"
 _ORDER: tuple[Verdict, ...] = ("ahead", "level", "behind", "one seed", "not run")
 
@@ -267,12 +271,8 @@ def _view(scale: Scale, library: Library) -> View:
     found = claims(scale, library)
     summary = table(["claim", "verdict"], [[claim.title, claim.verdict] for claim in found])
     parts = [f"## {claim.title}\n\n**{claim.verdict}**\n\n{claim.evidence}" for claim in found]
-    rule = (
-        "One method is ahead of another where every seed says so, and there are two at least; where seeds disagree "
-        "they are level. A claim about several comparisons is reproduced where all of them say so."
-    )
     rows: list[dict[str, Any]] = [{"claim": claim.title, "verdict": claim.verdict} for claim in found]
-    return View("claims", TITLE, "\n\n".join([summary, rule, explained(scale), *parts]), rows)
+    return View("claims", TITLE, "\n\n".join([summary, RULE, explained(scale), *parts]), rows)
 
 
 TITLE = "The paper's claims, and what was measured"
