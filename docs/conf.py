@@ -18,7 +18,6 @@ release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build", "_generated"]
-myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
 # Docstrings are written as people read them in an editor: single backticks are code.
