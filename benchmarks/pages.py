@@ -57,11 +57,15 @@ def _training(task: Task) -> str:
         }
         for row in rows(task, in_the_paper)
     ]
-    return f"### {task.title.replace('CIFAR-10', JPEG)}\n\n{markdown(lines)}"
+    if all(not line["the paper"] for line in lines):
+        lines = [{name: text for name, text in line.items() if name != "the paper"} for line in lines]
+    # A number and its deviation or share stay on one line.
+    unbroken = [{name: text.replace(" ", "\u00a0") for name, text in line.items()} for line in lines]
+    return f"### {task.title.replace('CIFAR-10', JPEG)}\n\n{markdown(unbroken)}"
 
 
 def _published(row: Row) -> str:
-    return f"{row.published} ({row.published.scale})" if row.published else "–"
+    return f"{row.published} ({row.published.scale})" if row.published else ""
 
 
 def benchmarks() -> str:
