@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,8 +25,8 @@ def hookable(optimizer: Any) -> Optimizer:
     return optimizer
 
 
-def check_held(targets: Iterable[Target], optimizer: Optimizer, taken: Mapping[int, str]) -> None:
-    """Raise unless the optimizer steps every target, and nobody prunes one of them already (`taken`, by identity)."""
+def check_free(targets: Iterable[Target], optimizer: Optimizer, holders: Mapping[int, object]) -> None:
+    """Raise unless the optimizer steps every target, and nobody prunes one of them already (`holders`, by identity)."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for target in targets:
         if hasattr(target.param, "_in_backward_optimizers"):
@@ -34,8 +36,19 @@ def check_held(targets: Iterable[Target], optimizer: Optimizer, taken: Mapping[i
                 f"the optimizer does not hold {target.name}: give it to the optimizer, leave it out with targets=..., "
                 "and keep one optimizer for all targets (not one per parameter inside backward)"
             )
-        if id(target.param) in taken:
-            raise ValueError(f"{target.name} is pruned by a {taken[id(target.param)]} already: detach() that one first")
+        if id(target.param) in holders:
+            gc.collect()  # a pruner and its optimizer hold each other: those that nobody uses may still be there
+        if (holder := holders.get(id(target.param))) is not None:
+            raise ValueError(f"{target.name} is pruned by a {type(holder).__name__} already: detach() that one first")
+
+
+def is_nested(optimizer: Optimizer) -> bool:
+    """Tell a step inside a step: a subclass whose step calls its parent's runs the hooks of both."""
+    frame, steps = sys._getframe(1), 0
+    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+        running = frame.f_code.co_qualname == "Optimizer.profile_hook_step.<locals>.wrapper"
+        steps += running and frame.f_locals.get("self") is optimizer
+    return steps > 1
 
 
 def is_pretence(optimizer: Optimizer) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, ClassVar, NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core import agreement
-from regrow.core.attach import check_held, hookable, is_pretence
+from regrow.core.attach import check_free, hookable, is_nested, is_pretence
 from regrow.core.budget import Budget, alive
 from regrow.core.masks import Masks
 from regrow.core.schedule import Schedule, as_schedule, check_every, check_sparsity
@@ -22,6 +22,7 @@ from regrow.core.state import checked_masks, load_weights, save_weights
 from regrow.core.stats import Stats, quality
 from regrow.core.targets import Target, TargetSpec, find_targets, named_parameters
 from regrow.core.units import Units
+from regrow.core.warn import warn
 from regrow.core.weights import Memory, Weight
 
 
@@ -34,6 +35,8 @@ class BasePruner:
     memory: ClassVar[Memory] = Memory.FORGET
     shared: ClassVar[tuple[str, ...]] = ("every",)
     """The options that a saved run and the one that continues it must have in common."""
+    _holders: ClassVar[WeakValueDictionary[int, BasePruner]] = WeakValueDictionary()
+    """Who prunes which parameter (by identity), through whatever optimizer."""
 
     def __init__(
         self,
@@ -58,10 +61,8 @@ class BasePruner:
         self.targets = {target.name: target for target in found}
         self._companions = self.units.companions(model, found)
         self.held = [*found, *chain.from_iterable(self._companions.values())]
-        others = self._others()
-        taken = {id(each.param): type(other).__name__ for other in others for each in other.held}
-        check_held(self.held, self.optimizer, taken)
-        self.check_company(others)
+        check_free(self.held, self.optimizer, self._holders)
+        self.check_company([other for other in self._holders.values() if other.optimizer is self.optimizer])
         self._group = group
         self._weights = {target.name: self.hold(target) for target in self.held}
         self._shown = self._frozen = self._agreed = self._uncounted = False
@@ -75,6 +76,7 @@ class BasePruner:
             self.optimizer.register_step_pre_hook(self._before_step),
             self.optimizer.register_step_post_hook(self._after_step),
         )
+        self._holders.update({id(target.param): self for target in self.held})
 
     # What a method decides
 
@@ -186,6 +188,9 @@ class BasePruner:
         self.restore()
         for hook in self._hooks:
             hook.remove()
+        for target in self.held:
+            if self._holders.get(id(target.param)) is self:
+                del self._holders[id(target.param)]
 
     def apply_to(self, other: nn.Module) -> None:
         """Mask the same weights in another copy of the model, for example an average that is no longer sparse."""
@@ -231,7 +236,9 @@ class BasePruner:
     # How it works
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        self._adopt_foreign_writes()
+        if self._shown and is_nested(optimizer):
+            return None
+        self.restore()
         if not self._agreed:
             agreement.check(self._weights.values(), self._group)
             self._agreed = True
@@ -257,7 +264,7 @@ class BasePruner:
         return evaluate if callable(closure) else closure
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._shown:  # a subclass that calls super().step() runs the hooks of both
+        if is_nested(optimizer):
             return
         # A fused kernel under GradScaler is called although it leaves the weights alone when a gradient overflowed.
         overflow = getattr(optimizer, "found_inf", None)
@@ -291,10 +298,9 @@ class BasePruner:
     def _warn_if_collapsed(self, name: str, mask: Tensor) -> None:
         if name in self.targets and name not in self._collapsed and not torch.count_nonzero(mask):
             self._collapsed.add(name)
-            warnings.warn(
+            warn(
                 f"all of {name} is pruned at step {self.step}. Nothing is protected by default; floor=1 keeps one unit "
-                "of every layer, scope='layer' prunes all layers alike.",
-                stacklevel=2,
+                "of every layer, scope='layer' prunes all layers alike."
             )
 
     def _show(self) -> None:
@@ -311,12 +317,19 @@ class BasePruner:
     def _adopt_foreign_writes(self) -> None:
         if self._shown:
             return
-        for name, weight in self._weights.items():
-            if weight.touched and weight.adopt():
-                warnings.warn(
-                    f"{name} was given new weights since the last step, some where it is pruned. They are taken "
-                    "as its dense weights and pruned after this step; attach the pruner after loading weights.",
-                    stacklevel=4,
+        weights = list(self._weights.values())
+        looked_at = weights[self.step % len(weights)]
+        unseen = not looked_at.touched and not looked_at.intact
+        if unseen:
+            warn(
+                f"{looked_at.target.name} was written through .data, which leaves no trace for autograd. All weights "
+                "are taken as they are, but only one layer per step is looked at: write under torch.no_grad() instead."
+            )
+        for weight in weights:
+            if (unseen or weight.touched) and weight.adopt() and not unseen:
+                warn(
+                    f"{weight.target.name} was given new weights since the last step, some where it is pruned. They "
+                    "are taken as its dense weights and pruned after this step; attach the pruner after loading."
                 )
 
     def settings(self) -> dict[str, Any]:
@@ -326,10 +339,6 @@ class BasePruner:
             "schedule": getattr(self.schedule, "__qualname__", None) or repr(self.schedule),
             **{name: getattr(self, name) for name in self.shared},
         }
-
-    def _others(self) -> list[BasePruner]:
-        owners = (getattr(hook, "__self__", None) for hook in self.optimizer._optimizer_step_pre_hooks.values())
-        return [owner for owner in owners if isinstance(owner, BasePruner)]
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} belongs to its optimizer and cannot be copied: use state_dict()")

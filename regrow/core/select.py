@@ -67,7 +67,7 @@ def find_threshold(scores: Sequence[Tensor], count: int, *, reduce: Exchange | N
     scores = [_dense(score) for score in scores]
     dtype = functools.reduce(torch.promote_types, [score.dtype for score in scores])
     found = None
-    if reduce is None and all(score.device.type == "cpu" for score in scores):
+    if reduce is None and all(map(_by_numpy, scores)):
         found = _bracket(scores, count, dtype)
     return found or _radix(scores, count, dtype, reduce)
 
@@ -167,7 +167,7 @@ def _dense(score: Tensor) -> Tensor:
 def _compare(operation: Callable[[Any, int], Any], score: Tensor, threshold: Threshold) -> Tensor:
     """Compare every key with the threshold's; numpy does so several times faster than torch on the CPU."""
     result = torch.empty_like(score, dtype=torch.bool)
-    array = Tensor.numpy if score.device.type == "cpu" else Tensor.detach
+    array = Tensor.numpy if _by_numpy(score) else Tensor.detach
     parts = in_memory_order(result).split(_chunk(score))
     for keys, part in zip(_key_chunks(score, threshold.dtype), parts, strict=True):
         array(part)[:] = operation(array(keys), threshold.key)
@@ -188,7 +188,11 @@ def _keys(flat: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor
 
 
 def _chunk(score: Tensor) -> int:
-    return _CHUNK if score.device.type == "cpu" else _DEVICE_CHUNK
+    return _CHUNK if _by_numpy(score) else _DEVICE_CHUNK
+
+
+def _by_numpy(score: Tensor) -> bool:
+    return score.device.type == "cpu"
 
 
 def _infinity(dtype: torch.dtype) -> int:

@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import Parameter, UninitializedParameter
 
 from regrow.core.layout import is_dense
+from regrow.core.warn import warn
 
 TargetSpec = str | Iterable[str] | Callable[[str, Parameter], bool] | None
 
@@ -54,6 +55,11 @@ def find_targets(model: nn.Module, spec: TargetSpec = None, *, include_last: boo
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     parameters = named_parameters(model)
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise TypeError(
+            "FSDP1 keeps weights in flat parameters in which layers have lost their shapes: attach the pruner to a "
+            "model under fully_shard (FSDP2) or DistributedDataParallel instead"
+        )
     if spec is None:
         chosen = _default_names(model, parameters, include_last)
     elif callable(spec):
@@ -81,11 +87,17 @@ def find_targets(model: nn.Module, spec: TargetSpec = None, *, include_last: boo
 
 
 def _default_names(model: nn.Module, parameters: dict[str, Parameter], include_last: bool) -> set[str]:
-    layers = [module for module in model.modules() if isinstance(module, _ConvNd | nn.Linear)]
-    linears = [module for module in layers if isinstance(module, nn.Linear)]
-    last = linears[-1] if linears and not include_last else None
-    # A parametrized layer computes its weight: there is no parameter of that name to prune.
-    weights = {id(module._parameters.get("weight")) for module in layers if module is not last}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, _ConvNd | nn.Linear)}
+    linears = [name for name, module in layers.items() if isinstance(module, nn.Linear)]
+    if linears and not include_last:
+        del layers[linears[-1]]
+    computed = [clean_name(name) for name, module in layers.items() if module._parameters.get("weight") is None]
+    if computed:
+        warn(
+            f"{computed[0]} ({len(computed)} in all) computes its weight from other parameters (a parametrization, "
+            "weight_norm, torch.nn.utils.prune): it is not pruned. Remove that first, or choose others with targets=..."
+        )
+    weights = {id(module._parameters.get("weight")) for module in layers.values()}
     return {name for name, parameter in parameters.items() if id(parameter) in weights}
 
 
@@ -95,12 +107,9 @@ def _matching_names(parameters: dict[str, Parameter], patterns: list[str]) -> se
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise TypeError(f"targets must be names, globs or a predicate, got {pattern!r}")
-        if pattern in parameters:
-            found = [pattern]
-        elif f"{pattern}.weight" in parameters:
-            found = [f"{pattern}.weight"]
-        else:
-            found = fnmatch.filter(weights, pattern)
+        name = pattern if pattern in parameters else clean_name(pattern)
+        exact = [each for each in (name, f"{name}.weight") if each in parameters]
+        found = exact[:1] or fnmatch.filter(weights, name)
         if not found:
             raise ValueError(f"no weight matches target {pattern!r}. {_known(parameters, pattern)}")
         chosen.update(found)
@@ -123,11 +132,6 @@ def _check(target: Target) -> None:
         raise ValueError(f"{target.name} has no shape yet: run one batch through the lazy model before pruning it")
     if not parameter.is_floating_point():
         raise TypeError(f"{target.name} holds {parameter.dtype}: only floating point weights can be pruned")
-    if type(parameter).__name__ == "FlatParameter":
-        raise TypeError(
-            f"{target.name} is a flat FSDP1 parameter in which layers have lost their shapes: "
-            "wrap the model in DistributedDataParallel instead"
-        )
     if type(parameter).__name__ == "DTensor" or hasattr(parameter, "_local_tensor"):
         raise TypeError(
             f"{target.name} is sharded (a DTensor), which pruners do not support yet: "

@@ -12,6 +12,8 @@ from torch import Tensor
 from regrow.core.layout import bits, in_memory_order
 from regrow.core.targets import Target, check_storage
 
+_SAMPLED = 64
+
 
 class Memory(Enum):
     """What happens to pruned weights."""
@@ -47,6 +49,7 @@ class Weight:
             self.dense = _like(self.pruned, self.dense, self.pruned.dtype)
         self._address = self.pruned.data_ptr()
         self._views = tuple(map(_view, (self.source, self.mask, self.pruned)))
+        self._sample = tuple(view[:: len(view) // _SAMPLED + 1] for view in self._views)
         self.mark()
 
     @property
@@ -71,19 +74,23 @@ class Weight:
         self.mark()
 
     def prune(self) -> None:
-        """Write ŵ = m⊙w into the parameter's own storage; pruned entries are +0.0."""
+        """Write ŵ into the parameter's own storage, and let the parameter hold that."""
         parameter = self.target.param
         if parameter.data_ptr() not in (self._address, self.source.data_ptr()):
             self.source.copy_(parameter.data)  # an optimizer put new storage in place of updating the weights in theirs
+        self.write()
+        parameter.data = self.pruned
+        # Autograd could not know that a backward pass from here on does not meet the weights of an earlier forward one.
+        torch.autograd.graph.increment_version(parameter)
+
+    def write(self) -> None:
+        """Compute ŵ = m⊙w; pruned entries are +0.0."""
         source, mask, pruned = self._views
-        if self.pruned.device.type == "cpu":
+        if isinstance(pruned, np.ndarray):
             # Bits times 0 or 1: exact for every float, and the one masking that runs at the speed of memory.
             np.multiply(source, mask, out=pruned)
         else:
             torch.mul(source, mask, out=pruned)
-        parameter.data = self.pruned
-        # Autograd could not know that a backward pass from here on does not meet the weights of an earlier forward one.
-        torch.autograd.graph.increment_version(parameter)
 
     def point_back(self) -> None:
         """Let the parameter keep its values, in the storage of ŵ, if it points at the dense weights."""
@@ -105,6 +112,15 @@ class Weight:
         """Whether someone else wrote to the parameter, or gave it another storage, since the last `mark`."""
         parameter = self.target.param
         return parameter._version != self._version or parameter.data_ptr() != self._address
+
+    @property
+    def intact(self) -> bool:
+        """Whether a few elements still are m⊙w: writes through `.data` leave `touched` as it was.
+
+        Only on the CPU, where looking costs microseconds; elsewhere it would have to wait for the device.
+        """
+        source, mask, pruned = self._sample
+        return self.dense is None or not isinstance(pruned, np.ndarray) or bool(np.array_equal(source * mask, pruned))
 
     def adopt(self) -> bool:
         """Take over weights written from outside; return whether they had weights where the mask has none.

@@ -97,10 +97,11 @@ class _Compressed(Weight):
         _check(target, compressor)
         super().__init__(target, Memory.KEEP)
 
-    def hide(self) -> None:
+    intact = True  # what a compressor makes of w is not known from a few elements
+
+    def write(self) -> None:
         with torch.no_grad():
             self.pruned.copy_(self._compressor(self.source))
-        self.target.param.data = self.pruned
 
     def adopt(self) -> bool:
         self.bind()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.masks import Masks
+from regrow.core.targets import clean_name
 from regrow.methods.about import About
 from regrow.methods.pruner import Pruner
 
@@ -23,7 +24,7 @@ class Fixed(Pruner):
     )
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor]) -> None:
-        self._given = Masks(masks).clone()
+        self._given = Masks({clean_name(name): mask for name, mask in masks.items()}).clone()
         super().__init__(model, optimizer, sparsity=self._given.sparsity, targets=list(self._given))
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:

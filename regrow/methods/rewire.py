@@ -83,7 +83,7 @@ class Rewire(Pruner, ABC):
         if t == 0:
             yield from self.keep_top({name: self.draw(name, 0) for name in self.targets}, self.schedule(0))
             return
-        for name, mask in self.rewire(t):
+        for name, mask in list(self.rewire(t)):  # all before the first is used: NaN in a layer changes none
             if self.fresh_momentum:
                 self._forget_momentum(name, mask & ~self.masks[name])
             yield name, mask

@@ -54,7 +54,7 @@ class SET(Rewire):
             weight, free = self.weights[name], int(torch.count_nonzero(~mask))
             share = min(self.zeta, free / max(mask.numel() - free, 1))
             kept, moved = torch.zeros_like(mask), 0
-            for side in (mask & (weight >= 0), mask & (weight < 0)):
+            for side in (mask & ~(weight < 0), mask & (weight < 0)):  # NaN is in one of them, where it is refused
                 active = int(torch.count_nonzero(side))
                 kept |= keep_largest(name, weight, side, active - int(share * active))
                 moved += int(share * active)

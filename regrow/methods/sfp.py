@@ -58,8 +58,10 @@ class SFP(Pruner):
     def next_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Keep the filters of largest norm in each layer."""
         self.requested = self.schedule(t)
+        keeps = {}  # all before the first is used: NaN in a layer changes none
         for name, weight in self.weights.items():
             norms = self.units.scores(self.targets[name], weight)
             count = int(len(norms) * self.requested + 1e-9)  # 0.29 x 100 filters are 29, not 28.999…
-            keep = prune_named(name, norms, count)
-            yield name, self.units.mask(self.targets[name], weight, keep, None)
+            keeps[name] = prune_named(name, norms, count)
+        for name, keep in keeps.items():
+            yield name, self.units.mask(self.targets[name], self.weights[name], keep, None)

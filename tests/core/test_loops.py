@@ -90,9 +90,10 @@ def test_a_closure_is_evaluated_at_the_pruned_weights(positional):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
 
-def test_lbfgs_evaluates_every_closure_at_the_pruned_weights():
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+def test_lbfgs_evaluates_every_closure_at_the_pruned_weights(line_search):
     model = small_cnn(norm=False).double()
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=5)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=5, line_search_fn=line_search)
     pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=2)
     x, y = next(iter(batches(1, size=64)))
     seen = []
@@ -257,6 +258,23 @@ def test_nan_in_the_weights_stops_at_the_next_mask_with_the_name_of_the_paramete
     assert int(model[0].weight[~pruner.masks["0.weight"]].count_nonzero()) == 0
 
 
+@pytest.mark.parametrize("method", ["DPF", "Incremental", "RigL", "SET", "SFP"])
+def test_nan_in_the_last_layer_leaves_the_masks_of_the_first_ones_as_they_were(method):
+    model = small_cnn()
+    optimizer = sgd(model)
+    options = {"total": 100} if method in ("RigL", "SET") else {"scope": "layer"} if method != "SFP" else {}
+    pruner = getattr(regrow, method)(model, optimizer, sparsity=0.5, every=2, **options)
+    train(model, optimizer, batches(3))
+    before = pruner.masks.clone()
+    optimizer.zero_grad()
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    model[6].weight.grad[0] = torch.nan
+    with pytest.raises(ValueError, match=r"6\.weight holds NaN"):
+        optimizer.step()
+    assert all(torch.equal(mask, before[name]) for name, mask in pruner.masks.items())
+
+
 def test_pruned_weights_loaded_after_attaching_are_adopted_quietly():
     model = small_cnn()
     optimizer = sgd(model)
@@ -277,13 +295,26 @@ def test_dense_weights_loaded_after_attaching_are_adopted_with_a_warning():
     optimizer = sgd(model, lr=0.0)
     pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=1)
     model.load_state_dict(other.state_dict())
-    with pytest.warns(UserWarning, match="new weights since the last step"):
+    with pytest.warns(UserWarning, match="new weights since the last step") as warned:
         train(model, optimizer, batches(1))
+    assert all(warning.filename == train.__code__.co_filename for warning in warned)  # where step() is called
     with pruner.dense():
         assert torch.equal(model[3].weight, other[3].weight)
     expected = regrow.DPF(other, sgd(other), sparsity=0.5)
     assert torch.equal(model[3].weight, other[3].weight)
     assert torch.equal(pruner.masks["3.weight"], expected.masks["3.weight"])
+
+
+def test_writes_through_data_are_found_and_taken_over():
+    model, other = small_cnn(), small_cnn(seed=7)
+    optimizer = sgd(model, lr=0.0)
+    pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=1000)
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        p.data.copy_(q.data)
+    with pytest.warns(UserWarning, match=r"written through \.data.*torch\.no_grad\(\)"):
+        train(model, optimizer, batches(1))
+    with pruner.dense():
+        assert torch.equal(model[3].weight, other[3].weight)
 
 
 def test_a_model_moved_to_another_memory_format_keeps_its_dense_weights():
@@ -317,6 +348,48 @@ def test_weight_decay_can_be_taken_at_the_pruned_weights():
         regrow.DPF(fresh, torch.optim.AdamW(fresh.parameters()), sparsity=0.5, decay="pruned")
 
 
+@pytest.mark.parametrize("closures", [False, True])
+@pytest.mark.parametrize("kind", ["sgd", "adam", "maximize", "several groups"])
+def test_decay_at_the_pruned_weights_equals_the_regulariser_as_part_of_the_loss(kind, closures):
+    make = {
+        "sgd": lambda p, decay: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=decay),
+        "adam": lambda p, decay: torch.optim.Adam(p, lr=2e-3, weight_decay=decay),
+        "maximize": lambda p, decay: torch.optim.Adam(p, lr=2e-3, weight_decay=decay, maximize=True),
+        "several groups": lambda p, decay: torch.optim.SGD(
+            [{"params": p[:4]}, {"params": p[4:], "weight_decay": decay / 2}], lr=0.05, weight_decay=decay
+        ),
+    }[kind]
+    sign = -1 if kind == "maximize" else 1
+    model, other = small_cnn(), small_cnn()
+    optimizer, plain = make(list(model.parameters()), 0.1), make(list(other.parameters()), 0.1)
+    regrow.DPF(model, optimizer, sparsity=0.6, every=3, decay="pruned")
+    regrow.DPF(other, plain, sparsity=0.6, every=3)
+    strengths = [group["weight_decay"] for group in plain.param_groups]
+    for group in plain.param_groups:
+        group["weight_decay"] = 0.0
+    for x, y in batches(10):
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = sign * nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        if closures:
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+        plain.zero_grad()
+        (sign * nn.functional.cross_entropy(other(x), y)).backward()
+        for group, strength in zip(plain.param_groups, strengths, strict=True):
+            for p in group["params"]:
+                p.grad += sign * strength * p.detach()
+        plain.step()
+        assert [group["weight_decay"] for group in optimizer.param_groups] == strengths
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -326,6 +399,7 @@ def test_weight_decay_can_be_taken_at_the_pruned_weights():
         ({"sparsity": 0.5, "every": 1.5}, TypeError, "whole number"),
         ({"sparsity": 0.5, "scope": "local"}, ValueError, "'local'"),
         ({"sparsity": 0.5, "unit": "column"}, ValueError, "'column'"),
+        ({"sparsity": 0.5, "criterion": "l3"}, ValueError, "criterion must be one of .*'l3'"),
         ({"sparsity": 0.5, "floor": -1}, ValueError, "floor must be at least 0"),
         ({"sparsity": 0.5, "decay": "none"}, ValueError, "decay must be"),
         ({"sparsity": 0.9, "floor": 10_000}, ValueError, "lower the floor or the sparsity"),

@@ -1,5 +1,8 @@
 """Selection equals a stable sort, in every case."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -38,9 +41,11 @@ def weight_lists(draw):
 def test_the_masks_are_those_of_a_stable_sort(weights, share):
     count = round(share * sum(w.numel() for w in weights))
     expected = stable_masks(weights, count)
-    for bracket in (select._bracket, lambda *_: None):  # the bracketed pass and plain radix selection
+    plain = {"_bracket": lambda *_: None}
+    for replaced in ({}, plain, plain | {"_by_numpy": lambda _: False}):  # bracketed, radix, as on other devices
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(select, "_bracket", bracket)
+            for name, function in replaced.items():
+                patch.setattr(select, name, function)
             found = list(prune_smallest(weights, count))
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
         assert sum(int((~mask).sum()) for mask in found) == count
@@ -78,6 +83,28 @@ def test_ties_follow_the_logical_order_whatever_the_memory_format():
     assert torch.equal(plain, channels_last)
 
 
+@settings(max_examples=50, deadline=None)
+@given(weights=weight_lists(), share=st.floats(0, 1), data=st.data())
+def test_scores_with_any_strides_are_read_right(weights, share, data):
+    strided = []
+    for weight in weights:
+        wide = torch.full((*weight.shape, 2), torch.nan, dtype=weight.dtype)
+        wide[..., 0] = weight
+        expanded = weight[:1].expand_as(weight)
+        strided.append(
+            data.draw(
+                st.sampled_from(
+                    [wide[..., 0], expanded, weight.flip(0), weight.mT.contiguous().mT]
+                    if weight.ndim > 1
+                    else [wide[..., 0], expanded]
+                )
+            )
+        )
+    count = round(share * sum(w.numel() for w in weights))
+    found = prune_smallest(strided, count)
+    assert all(torch.equal(a, b) for a, b in zip(found, stable_masks(strided, count), strict=True))
+
+
 def test_mixed_precisions_are_compared_by_value():
     weights = [torch.tensor([1.0, 3.0]), torch.tensor([2.0, 4.0], dtype=torch.bfloat16)]
     assert [mask.tolist() for mask in prune_smallest(weights, 2)] == [[False, True], [False, True]]
@@ -95,11 +122,49 @@ def test_nan_is_an_error_that_names_the_tensor(dtype, bracket, monkeypatch):
         list(Budget().keep_top({"fc1": weights[0], "fc2": weights[1]}, 0.5))
 
 
-def test_histograms_of_shards_add_up_to_the_selection_of_the_whole():
-    whole = torch.randn(10_000, generator=torch.Generator().manual_seed(3))
-    shards = whole.split(3_000)
-    reached = select.find_threshold([whole], 9_000)
-    assert select.find_threshold(shards, 9_000, reduce=lambda histogram: histogram) == reached
+class Ranks:
+    """Two threads in place of processes: `sum` adds up what both give, `before` knows the order of their rows."""
+
+    def __init__(self):
+        self.barrier, self.given = threading.Barrier(2), [None, None]
+
+    def exchange(self, rank, tensor):
+        self.given[rank] = tensor
+        self.barrier.wait(10)
+        both = list(self.given)
+        self.barrier.wait(10)
+        return both
+
+    def select(self, rank, shards, count):
+        def before(ties):
+            first, second = self.exchange(rank, ties)
+            whole = (first + second).cumsum(0) - first - second
+            return whole if rank == 0 else whole + first
+
+        threshold = select.find_threshold(shards, count, reduce=lambda h: sum(self.exchange(rank, h)))
+        return list(select.cut(shards, threshold, ties_before=before))
+
+    def run(self, shards, count):
+        with ThreadPoolExecutor(2) as pool:
+            futures = [pool.submit(self.select, rank, shards[rank], count) for rank in range(2)]
+            return futures
+
+
+@settings(max_examples=50, deadline=None)
+@given(weights=weight_lists(), share=st.floats(0, 1))
+def test_shards_select_together_what_the_whole_selects(weights, share):
+    count = round(share * sum(w.numel() for w in weights))
+    halves = [torch.tensor_split(w, [len(w) // 2]) for w in weights]
+    futures = Ranks().run([[half[rank] for half in halves] for rank in range(2)], count)
+    parts = zip(*(future.result() for future in futures), strict=True)
+    assert all(torch.equal(torch.cat(a), b) for a, b in zip(parts, stable_masks(weights, count), strict=True))
+
+
+def test_nan_in_one_shard_stops_all_of_them():
+    futures = Ranks().run([[torch.ones(3)], [torch.tensor([1.0, torch.nan])]], 2)
+    errors = [future.exception() for future in futures]
+    assert [type(error) for error in errors] == [NotANumberError] * 2
+    assert [error.index for error in errors] == [None, 0]
 
 
 @settings(max_examples=100, deadline=None)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import regrow
+from regrow.core.layout import bits, in_memory_order
 from tests.core.nets import batches, sgd, small_cnn, train
 
 
@@ -75,6 +76,21 @@ class Replacing(torch.optim.Optimizer):
             p.data = p.data - 0.1 * p.grad
 
 
+def test_the_masking_of_other_devices_gives_the_same_bits(monkeypatch):
+    def run():
+        model, optimizer, pruner = attached()
+        losses = train(model, optimizer, batches(5))
+        with pruner.dense():
+            return losses, [p.detach().clone() for p in model.parameters()]
+
+    losses, weights = run()
+    monkeypatch.setattr(regrow.core.weights, "_view", lambda tensor: bits(in_memory_order(tensor)))
+    monkeypatch.setattr(regrow.core.select, "_by_numpy", lambda score: False)
+    again, same = run()
+    assert losses == again
+    assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
+
+
 def test_an_optimizer_that_replaces_storage_trains_all_the_same():
     for method in (regrow.DPF, lambda m, o, sparsity: regrow.Fixed(m, o, {"0.weight": torch.rand(8, 1, 3, 3) > 0.5})):
         models = [small_cnn(), small_cnn()]
@@ -101,6 +117,47 @@ def test_a_step_that_calls_its_parent_s_counts_once():
     pruner = regrow.DPF(model, optimizer, sparsity=0.5)
     train(model, optimizer, batches(5))
     assert pruner.step == 5
+
+
+class Afterwards(torch.optim.SGD):
+    """A subclass that goes on working on the weights when its parent's step is done."""
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.mul_(0.99)
+        return loss
+
+
+@pytest.mark.parametrize("closures", [False, True])
+def test_a_step_inside_a_step_acts_on_the_dense_weights_and_adds_decay_once(closures):
+    torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)  # from now on torch hooks SGD.step itself as well
+    model, plain = small_cnn(), small_cnn()
+    optimizer = Afterwards(model.parameters(), lr=0.05, weight_decay=0.1)
+    other = torch.optim.SGD(plain.parameters(), lr=0.05, weight_decay=0.1)
+    pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=100, decay="pruned")
+    twin = regrow.DPF(plain, other, sparsity=0.5, every=100, decay="pruned")
+    for batch in batches(4):
+
+        def closure(batch=batch):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+            loss.backward()
+            return loss
+
+        if closures:
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+        train(plain, other, [batch])
+        with twin.dense(), torch.no_grad():
+            for p in plain.parameters():
+                p.mul_(0.99)
+    assert pruner.step == twin.step == 4
+    with pruner.dense(), twin.dense():
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
 
 def test_reading_changes_nothing():
