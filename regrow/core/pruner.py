@@ -185,7 +185,8 @@ class BasePruner:
 
     def detach(self) -> None:
         """Let go of the optimizer; the model stays as it is, pruned."""
-        self.restore()
+        if self._shown:
+            self._hide()
         for hook in self._hooks:
             hook.remove()
         for target in self.held:

@@ -21,19 +21,27 @@ def python_blocks(page):
 
 
 class Alternatives:
-    """The package for pages that show several pruners of one model: each gets an optimizer and a copy of its own."""
+    """The package for pages that show several pruners of one model: each takes the place of the one before.
+
+    All but `Fixed` get an optimizer of their own and, unless the page's is None, a copy of the model as well.
+    """
 
     def __init__(self, make_model):
-        self.make_model = make_model
+        self.make_model, self.before = make_model, None
 
     def __getattr__(self, name):
         made = getattr(regrow, name)
-        if not (isinstance(made, type) and issubclass(made, regrow.Pruner)) or made is regrow.Fixed:
+        if not (isinstance(made, type) and issubclass(made, regrow.Pruner)):
             return made
 
         def attach(model, optimizer, *rest, **options):
-            model = model if optimizer is None else self.make_model()
-            return made(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), *rest, **options)
+            if self.before is not None:
+                self.before.detach()
+            if made is not regrow.Fixed:
+                model = model if optimizer is None else self.make_model()
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+            self.before = made(model, optimizer, *rest, **options)
+            return self.before
 
         return attach
 
