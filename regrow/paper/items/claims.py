@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from regrow.paper.cells import Cell, Library
-from regrow.paper.compare import Column, explained
+from regrow.paper.compare import explained
 from regrow.paper.item import Item
+from regrow.paper.items import pairs
 from regrow.paper.items.figures import settling
-from regrow.paper.items.lottery import compute_of_dpf, compute_of_search, found_by, retrained, tickets
+from regrow.paper.items.lottery import compute_of_dpf, compute_of_search, tickets
+from regrow.paper.items.pairs import Pair, place
 from regrow.paper.items.settings import period_sparsity
 from regrow.paper.items.theorems import read_theorems
 from regrow.paper.scales import Scale
@@ -28,22 +30,6 @@ _ORDER: tuple[Verdict, ...] = ("ahead", "level", "behind", "one seed", "not run"
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two cells of which the first should be ahead."""
-
-    name: str
-    ours: Cell
-    other: str
-    theirs: Cell
-
-    def line(self, library: Library) -> list[str]:
-        """Return the comparison as a line of a table."""
-        found = difference(library, self.ours, self.theirs)
-        mine, others = number(library.summary(self.ours)), number(library.summary(self.theirs))
-        return [self.name, mine, self.other, others, str(found), found.verdict]
-
-
-@dataclass(frozen=True)
 class Claim:
     """A claim of the paper and the evidence for it, as Markdown."""
 
@@ -52,102 +38,11 @@ class Claim:
     evidence: str
 
 
-def place(scale: Scale, sparsity: float) -> tuple[str, float]:
-    """Return the network on which claims are checked: ResNet-20 or what stands for it."""
-    return scale.networks(["resnet20"])[0], sparsity
-
-
-def ahead(scale: Scale) -> list[Pair]:
-    """DPF against the others at 90 %."""
-    at = place(scale, 0.9)
-    dpf = Column("dpf").cell(scale, at)
-    others = (
-        Column("oneshot", finetuned=True),
-        *(Column(method) for method in ("snip", "incremental", "sparse-momentum", "dsr")),
-    )
-    return [Pair("DPF, 90 %", dpf, other.title, other.cell(scale, at)) for other in others]
-
-
-def further(scale: Scale) -> list[Pair]:
-    """DPF against methods that the paper does not have in its tables."""
-    at = place(scale, 0.9)
-    dpf = Column("dpf").cell(scale, at)
-    return [Pair("DPF, 90 %", dpf, other.title, other.cell(scale, at)) for other in (Column("set"), Column("rigl"))]
-
-
-def helped(scale: Scale) -> list[Pair]:
-    """DPF with and without fine-tuning at 95 %."""
-    at = place(scale, 0.95)
-    plain, tuned = Column("dpf"), Column("dpf", finetuned=True)
-    return [Pair("DPF + FT, 95 %", tuned.cell(scale, at), plain.title, plain.cell(scale, at))]
-
-
-def finetuned(scale: Scale) -> list[Pair]:
-    """Fine-tuned DPF against the others at 95 %."""
-    at = place(scale, 0.95)
-    tuned = Column("dpf", finetuned=True).cell(scale, at)
-    others = (Column("incremental"), Column("incremental", finetuned=True), Column("oneshot", finetuned=True))
-    return [Pair("DPF + FT, 95 %", tuned, other.title, other.cell(scale, at)) for other in others]
-
-
-def scopes(scale: Scale) -> list[Pair]:
-    """One threshold against one for each layer."""
-    pairs = []
-    for sparsity in (0.9, 0.95):
-        network, _ = at = place(scale, sparsity)
-        layer = scale.cell(network, "dpf", sparsity, scope="layer")
-        pairs.append(Pair(f"global, {percent(sparsity)}", Column("dpf").cell(scale, at), "layer by layer", layer))
-    return pairs
-
-
-def structured(scale: Scale) -> list[Pair]:
-    """DPF against SFP on whole filters."""
-    return [
-        Pair(
-            f"DPF, {percent(ratio)} of the filters",
-            Column("dpf", unit="filter").cell(scale, place(scale, ratio)),
-            "SFP",
-            Column("sfp", unit="filter").cell(scale, place(scale, ratio)),
-        )
-        for ratio in (0.2, 0.4)
-    ]
-
-
-def settled(scale: Scale) -> list[Pair]:
-    """Beyond the paper: the remedies against plain DPF and against Incremental."""
-    pairs = []
-    for sparsity in (0.9, 0.95, 0.98):
-        at = place(scale, sparsity)
-        for option in ("settle=0.1", "stabilise=true"):
-            remedy = Column("dpf", fields=(("options", (option,)),)).cell(scale, at)
-            for other in (Column("dpf"), Column("incremental")):
-                name = f"DPF, {option}, {percent(sparsity)}"
-                pairs.append(Pair(name, remedy, other.title, other.cell(scale, at)))
-    return pairs
-
-
-def retrainings(scale: Scale, library: Library) -> list[Pair]:
-    """DPF against its own masks, trained again."""
-    pairs = []
-    for unit, sparsities in (("weight", (0.9, 0.95)), ("filter", (0.4,))):
-        for sparsity in sparsities:
-            at = place(scale, sparsity)
-            found = found_by(scale, at, unit)
-            finished = Cell(tuple(recipe for recipe in found.recipes if library.outcome(recipe) is not None))
-            what = "of the filters" if unit == "filter" else "of the weights"
-            for kind in ("own weights", "fresh weights"):
-                again = retrained(scale, library, at, unit, kind, "same epochs")
-                pairs.append(Pair(f"DPF, {percent(sparsity)} {what}", finished, f"its mask from {kind}", again))
-    return pairs
-
-
-def _compared(title: str, pairs: Iterable[Pair], library: Library, note: str = "") -> Claim:
+def _compared(title: str, compared: list[Pair], library: Library) -> Claim:
     """Return a claim that stands if the first of every pair is ahead."""
-    pairs = list(pairs)
-    verdicts = [difference(library, pair.ours, pair.theirs).verdict for pair in pairs]
+    verdicts = [difference(library, pair.ours, pair.theirs).verdict for pair in compared]
     head = ["", "top-1", "against", "top-1", "difference (by seed)", "verdict"]
-    evidence = table(head, [pair.line(library) for pair in pairs])
-    return Claim(title, _together(verdicts), f"{evidence}\n\n{note}" if note else evidence)
+    return Claim(title, _together(verdicts), table(head, [pair.line(library) for pair in compared]))
 
 
 def _together(verdicts: list[Verdict]) -> str:
@@ -238,30 +133,34 @@ def _tickets(scale: Scale, library: Library) -> Claim:
 def claims(scale: Scale, library: Library) -> list[Claim]:
     """Return the checklist."""
     return [
-        _compared("DPF without fine-tuning is ahead at 90 %", ahead(scale), library),
-        _compared("Fine-tuning helps DPF at 95 %", helped(scale), library),
-        _compared("Fine-tuned DPF is ahead at 95 %", finetuned(scale), library),
+        _compared("DPF without fine-tuning is ahead at 90 %", pairs.ahead(scale), library),
+        _compared("Fine-tuning helps DPF at 95 %", pairs.helped(scale), library),
+        _compared("Fine-tuned DPF is ahead at 95 %", pairs.finetuned(scale), library),
         _early(scale, library),
-        _compared("DPF's mask is no lottery ticket", retrainings(scale, library), library),
+        _compared("DPF's mask is no lottery ticket", pairs.retrainings(scale, library), library),
         _tickets(scale, library),
         _period(scale, library),
-        _compared("One threshold is ahead of one for each layer at high sparsity", scopes(scale), library),
-        _compared("On whole filters DPF is ahead of SFP", structured(scale), library),
+        _compared("One threshold is ahead of one for each layer at high sparsity", pairs.scopes(scale), library),
+        _compared("On whole filters DPF is ahead of SFP", pairs.structured(scale), library),
         _overhead(scale, library),
         _bounds(scale, library),
-        _compared("Beyond the paper: DPF is ahead of SET and RigL at 90 %", further(scale), library),
+        _compared("Beyond the paper: DPF is ahead of SET and RigL at 90 %", pairs.further(scale), library),
+        _compared("Beyond the paper: `settle` or `stabilise` is ahead", pairs.settled(scale), library),
         _compared(
-            "Beyond the paper: letting the mask settle, bounding dead filters' gradients", settled(scale), library
+            "Beyond the paper: on whole filters DPF with `stabilise` is ahead", pairs.settled_filters(scale), library
         ),
     ]
 
 
 def _cells(scale: Scale, library: Library) -> list[Cell]:
-    makers: tuple[Callable[[Scale], list[Pair]], ...] = (ahead, further, helped, finetuned, scopes, structured, settled)
-    pairs = [pair for make in makers for pair in make(scale)] + retrainings(scale, library)
+    makers: tuple[Callable[[Scale], list[Pair]], ...] = (
+        *(pairs.ahead, pairs.further, pairs.helped, pairs.finetuned, pairs.scopes),
+        *(pairs.structured, pairs.settled, pairs.settled_filters),
+    )
+    compared = [pair for make in makers for pair in make(scale)] + pairs.retrainings(scale, library)
     early = [scale.cell(place(scale, s)[0], "dpf", s) for s in (0.8, 0.9, 0.95)]
     return [
-        *(cell for pair in pairs for cell in (pair.ours, pair.theirs)),
+        *(cell for pair in compared for cell in (pair.ours, pair.theirs)),
         *early,
         *period_sparsity(scale).cells.values(),
     ]

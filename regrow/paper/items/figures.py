@@ -11,7 +11,8 @@ from regrow.paper.item import Item
 from regrow.paper.items.tables import RATIOS, REWIRING, SPARSITIES, STRUCTURED
 from regrow.paper.scales import Scale
 from regrow.paper.views import View, as_row, dynamics, layers, number, speeds, table, tasks_of, tradeoffs
-from regrow.report.figures.figure import Figure
+from regrow.report.figures.figure import Figure, altair, compact, finish, new_chart, series_scales
+from regrow.report.files import can_draw
 from regrow.report.outcomes import Summary
 from regrow.report.tasks import percent
 from regrow.report.text import quantity
@@ -81,8 +82,28 @@ def _width_view(scale: Scale, library: Library) -> View:
     ]
     text = table(["network", "pruned", "parameters left", "MACs left", "DPF"], lines)
     note = "Of networks with as many parameters left, the wider one should be ahead."
-    figures: tuple[Figure, ...] = tradeoffs("width", tasks_of(library, cells.values()), _COSTS[1:])
-    return View("width", TITLES["width"], f"{text}\n\n{note} {explained(scale)}", rows, figures)
+    return View("width", TITLES["width"], f"{text}\n\n{note} {explained(scale)}", rows, _width_figure(rows))
+
+
+def _width_figure(rows: list[dict[str, Any]]) -> tuple[Figure, ...]:
+    """Return accuracy against the parameters that are left, one line for each width."""
+    points = [
+        {"series": row["network"], "x": row["parameters"], "mean": compact(row["mean"])}
+        for row in rows
+        if row["mean"] is not None
+    ]
+    if len(points) < 2 or not can_draw():
+        return ()
+    alt = altair()
+    names = list(dict.fromkeys(point["series"] for point in points))
+    color, _, shape = series_scales(names, lines=False)
+    x = alt.X("x:Q", title="parameters left", scale=alt.Scale(type="log", nice=False, padding=20))
+    y = alt.Y("mean:Q", title="top-1, %", scale=alt.Scale(zero=False))
+    base = new_chart().encode(x=x, y=y, color=color)
+    said = "; ".join(f"{point['series']}: {point['mean']} % with {quantity(point['x'])}" for point in points)
+    chart = alt.layer(base.mark_line(), base.mark_point(filled=True, size=70, opacity=1).encode(shape=shape))
+    spec = finish(chart.properties(description=said), points)
+    return (Figure("width-parameters", "Accuracy and parameters, by width", "DPF, mean over seeds.", said, spec),)
 
 
 def _count(summary: Summary | None) -> str:

@@ -35,6 +35,11 @@ STEADY = (
     Column("dpf", fields=(("options", ("stabilise=true",)),), name="DPF, stabilise"),
     Column("dpf", finetuned=True),
 )
+STEADY_FILTERS = (
+    *STRUCTURED,
+    Column("dpf", unit="filter", fields=(("options", ("stabilise=true",)),), name="DPF, stabilise"),
+    Column("sfp", unit="filter", fields=(("ramp_end", 0.0),), name="SFP, constant ratio"),
+)
 SPARSITIES = (0.8, 0.9, 0.95)
 RATIOS = (0.2, 0.4)
 
@@ -147,6 +152,7 @@ TITLES = {
     "table6": "Table 6: CIFAR-10, whole filters, against SFP",
     "methods": "Beyond the paper: every method on one network",
     "steady": "Beyond the paper: letting the mask settle, bounding the gradient of dead filters",
+    "steady-filters": "Beyond the paper: whole filters, with the gradient of dead ones bounded; SFP without a ramp",
 }
 
 ITEMS = (
@@ -158,4 +164,7 @@ ITEMS = (
     _compared("table6", TITLES["table6"], STRUCTURED, ["cifar10-structured"], RATIOS),
     _compared("methods", TITLES["methods"], EVERY_METHOD, ["cifar10-finetuned"], SPARSITIES, ("resnet20",)),
     _compared("steady", TITLES["steady"], STEADY, ["cifar10-finetuned"], (0.9, 0.95, 0.98), ("resnet20",)),
+    _compared(
+        "steady-filters", TITLES["steady-filters"], STEADY_FILTERS, ["cifar10-structured"], RATIOS, ("resnet20",)
+    ),
 )

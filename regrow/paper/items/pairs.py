@@ -1,0 +1,139 @@
+"""Who should be ahead of whom, by the paper's claims and by ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from regrow.paper.cells import Cell, Library
+from regrow.paper.compare import Column
+from regrow.paper.items.lottery import found_by, retrained
+from regrow.paper.scales import Scale
+from regrow.paper.verdict import difference
+from regrow.paper.views import number
+from regrow.report.tasks import percent
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two cells of which the first should be ahead."""
+
+    name: str
+    ours: Cell
+    other: str
+    theirs: Cell
+
+    def line(self, library: Library) -> list[str]:
+        """Return the comparison as a line of a table."""
+        found = difference(library, self.ours, self.theirs)
+        mine, others = number(library.summary(self.ours)), number(library.summary(self.theirs))
+        return [self.name, mine, self.other, others, str(found), found.verdict]
+
+
+def place(scale: Scale, sparsity: float) -> tuple[str, float]:
+    """Return the network on which claims are checked: ResNet-20 or what stands for it."""
+    return scale.networks(["resnet20"])[0], sparsity
+
+
+def ahead(scale: Scale) -> list[Pair]:
+    """DPF against the others at 90 %."""
+    at = place(scale, 0.9)
+    dpf = Column("dpf").cell(scale, at)
+    others = (
+        Column("oneshot", finetuned=True),
+        *(Column(method) for method in ("snip", "incremental", "sparse-momentum", "dsr")),
+    )
+    return [Pair("DPF, 90 %", dpf, other.title, other.cell(scale, at)) for other in others]
+
+
+def further(scale: Scale) -> list[Pair]:
+    """DPF against methods that the paper does not have in its tables."""
+    at = place(scale, 0.9)
+    dpf = Column("dpf").cell(scale, at)
+    return [Pair("DPF, 90 %", dpf, other.title, other.cell(scale, at)) for other in (Column("set"), Column("rigl"))]
+
+
+def helped(scale: Scale) -> list[Pair]:
+    """DPF with and without fine-tuning at 95 %."""
+    at = place(scale, 0.95)
+    plain, tuned = Column("dpf"), Column("dpf", finetuned=True)
+    return [Pair("DPF + FT, 95 %", tuned.cell(scale, at), plain.title, plain.cell(scale, at))]
+
+
+def finetuned(scale: Scale) -> list[Pair]:
+    """Fine-tuned DPF against the others at 95 %."""
+    at = place(scale, 0.95)
+    tuned = Column("dpf", finetuned=True).cell(scale, at)
+    others = (Column("incremental"), Column("incremental", finetuned=True), Column("oneshot", finetuned=True))
+    return [Pair("DPF + FT, 95 %", tuned, other.title, other.cell(scale, at)) for other in others]
+
+
+def scopes(scale: Scale) -> list[Pair]:
+    """One threshold against one for each layer."""
+    pairs = []
+    for sparsity in (0.9, 0.95):
+        network, _ = at = place(scale, sparsity)
+        layer = scale.cell(network, "dpf", sparsity, scope="layer")
+        pairs.append(Pair(f"global, {percent(sparsity)}", Column("dpf").cell(scale, at), "layer by layer", layer))
+    return pairs
+
+
+def structured(scale: Scale) -> list[Pair]:
+    """DPF against SFP on whole filters."""
+    return [
+        Pair(
+            f"DPF, {percent(ratio)} of the filters",
+            Column("dpf", unit="filter").cell(scale, place(scale, ratio)),
+            "SFP",
+            Column("sfp", unit="filter").cell(scale, place(scale, ratio)),
+        )
+        for ratio in (0.2, 0.4)
+    ]
+
+
+def settled(scale: Scale) -> list[Pair]:
+    """Beyond the paper: the remedies against plain DPF and against Incremental."""
+    pairs = []
+    for sparsity in (0.9, 0.95, 0.98):
+        at = place(scale, sparsity)
+        for option in ("settle=0.1", "stabilise=true"):
+            remedy = Column("dpf", fields=(("options", (option,)),)).cell(scale, at)
+            for other in (Column("dpf"), Column("incremental")):
+                name = f"DPF, {option}, {percent(sparsity)}"
+                pairs.append(Pair(name, remedy, other.title, other.cell(scale, at)))
+    return pairs
+
+
+def settled_filters(scale: Scale) -> list[Pair]:
+    """Beyond the paper: on whole filters, DPF with bounded gradients against plain DPF and both kinds of SFP."""
+    remedy = Column("dpf", unit="filter", fields=(("options", ("stabilise=true",)),))
+    others = (
+        Column("dpf", unit="filter"),
+        Column("sfp", unit="filter"),
+        Column("sfp", unit="filter", fields=(("ramp_end", 0.0),), name="SFP, constant ratio"),
+    )
+    return [
+        Pair(
+            f"DPF, stabilise, {percent(ratio)} of the filters",
+            remedy.cell(scale, at),
+            other.title,
+            other.cell(scale, at),
+        )
+        for ratio in (0.2, 0.4)
+        for at in [place(scale, ratio)]
+        for other in others
+    ]
+
+
+def retrainings(scale: Scale, library: Library) -> list[Pair]:
+    """DPF against its own masks, trained again."""
+    pairs = []
+    for unit, sparsities in (("weight", (0.9, 0.95)), ("filter", (0.4,))):
+        for sparsity in sparsities:
+            at = place(scale, sparsity)
+            found = found_by(scale, at, unit)
+            finished = Cell(tuple(recipe for recipe in found.recipes if library.outcome(recipe) is not None))
+            what = "of the filters" if unit == "filter" else "of the weights"
+            for kind in ("own weights", "fresh weights"):
+                again = retrained(scale, library, at, unit, kind, "same epochs")
+                pairs.append(Pair(f"DPF, {percent(sparsity)} {what}", finished, f"its mask from {kind}", again))
+    return pairs
