@@ -15,7 +15,7 @@ help:  ## list the commands
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt "$(TORCH)" numpy
-	$(PIP) install -c constraints.txt -e ".[all,dev]"
+	$(PIP) install -c constraints.txt -e ".[all,dev,docs]"
 	@touch $@
 
 install: $(VENV)/.installed  ## make the environment (.venv) with everything in it
@@ -38,11 +38,10 @@ demo: install  ## train on digits dense, pruned afterwards and with DPF, and com
 	$(BIN)/regrow demo
 
 docs: install  ## build the documentation into docs/_build/html, warnings as errors
-	$(PIP) install -c constraints.txt -e ".[docs]"
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
-check: test docs  ## `test` and everything slow, with the frameworks that the examples are for
-	$(PIP) install -c constraints.txt -e ".[hosts]"
+check: test  ## `test` and everything slow, with the frameworks that the examples are for
+	$(PIP) install -c constraints.txt -e ".[hosts,notebook]"
 	$(BIN)/python -m pytest -n 2 -m slow
 
 clean:  ## remove what was built, not what was measured

@@ -149,9 +149,7 @@ def test_links_between_files_lead_somewhere(page):
     assert [target for target in targets if target and not (page.parent / target).exists()] == []
 
 
-@pytest.mark.slow
 def test_the_documentation_builds_without_a_warning(tmp_path):
-    pytest.importorskip("sphinx", reason='the documentation needs pip install "regrow[docs]"')
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", tmp_path / "trees"]
     built = subprocess.run([*command, DOCS, tmp_path / "html"], capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr

@@ -17,8 +17,8 @@ def printed(notebook):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_the_notebook_runs_and_ends_sparse_accurate_small_and_exported(tmp_path, monkeypatch):
-    nbformat = pytest.importorskip("nbformat", reason='the notebook needs pip install "regrow[docs]"')
-    nbclient = pytest.importorskip("nbclient", reason='the notebook needs pip install "regrow[docs]"')
+    nbformat = pytest.importorskip("nbformat", reason='the notebook needs pip install "regrow[notebook]"')
+    nbclient = pytest.importorskip("nbclient", reason='the notebook needs pip install "regrow[notebook]"')
     monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parents[1]))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     before = printed(notebook)
