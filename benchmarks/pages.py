@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from regrow.paper.cells import Library
 from regrow.paper.items import find_item
 from regrow.paper.scales import find_scale
 from regrow.paper.views import number
+from regrow.report.figures.figure import Figure
+from regrow.report.figures.tradeoff import COSTS, tradeoff_figure
+from regrow.report.files import write_figures
 from regrow.report.leaderboard import Row, rows
 from regrow.report.outcomes import Summary, group
 from regrow.report.runs import find_runs
@@ -27,20 +31,35 @@ MARKS = "<!-- measured: python -m benchmarks.pages -->\n", "<!-- /measured -->"
 
 
 def write_pages(folder: Path) -> None:
-    """Write `trainings.md`, `benchmarks.md` and `measured.md` into `folder`."""
+    """Write `trainings.md` with its figures, `benchmarks.md` and `measured.md` into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    parts = {"trainings": trainings(), "benchmarks": benchmarks(), "measured": measured()}
+    tasks = _tasks()
+    drawn = write_figures(filter(None, map(_figure, tasks)), folder, ("svg",))
+    pictures = {path.stem: path.name for path in drawn}
+    parts = {"trainings": trainings(tasks, pictures), "benchmarks": benchmarks(), "measured": measured()}
     for name, text in parts.items():
-        path = folder / f"{name}.md"
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
 
-def trainings() -> str:
-    """Return every training in `results/*.jsonl`: one table for each network and data set."""
+def _tasks() -> list[Task]:
     runs = find_runs(sorted(RESULTS.parent.glob("*.jsonl")))
-    groups, _ = group(runs)
-    return "\n".join(_training(task) for task in make_tasks(groups, runs))
+    return make_tasks(group(runs)[0], runs)
+
+
+def _figure(task: Task) -> Figure | None:
+    found = tradeoff_figure(COSTS[0], task)
+    return found and replace(found, name=task.slug)
+
+
+def trainings(tasks: Sequence[Task], pictures: Mapping[str, str]) -> str:
+    """Return every training in `results/*.jsonl`: a picture and a table for each network and data set."""
+    parts = []
+    for task in tasks:
+        title = task.title.replace("CIFAR-10", JPEG)
+        picture = pictures.get(task.slug)
+        shown = f"![accuracy against sparsity](_generated/{picture})\n\n" if picture else ""
+        parts.append(f"### {title}\n\n{shown}{_training(task)}")
+    return "\n".join(parts)
 
 
 def _training(task: Task) -> str:
@@ -61,7 +80,7 @@ def _training(task: Task) -> str:
         lines = [{name: text for name, text in line.items() if name != "the paper"} for line in lines]
     # A number and its deviation or share stay on one line.
     unbroken = [{name: text.replace(" ", "\u00a0") for name, text in line.items()} for line in lines]
-    return f"### {task.title.replace('CIFAR-10', JPEG)}\n\n{markdown(unbroken)}"
+    return markdown(unbroken)
 
 
 def _published(row: Row) -> str:
