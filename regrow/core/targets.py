@@ -109,7 +109,7 @@ def _matching_names(parameters: dict[str, Parameter], patterns: list[str]) -> se
             raise TypeError(f"targets must be names, globs or a predicate, got {pattern!r}")
         name = pattern if pattern in parameters else clean_name(pattern)
         exact = [each for each in (name, f"{name}.weight") if each in parameters]
-        found = exact[:1] or fnmatch.filter(weights, name)
+        found = exact[:1] or fnmatch.filter(weights, name) or fnmatch.filter(weights, f"{name}.weight")
         if not found:
             raise ValueError(f"no weight matches target {pattern!r}. {_known(parameters, pattern)}")
         chosen.update(found)

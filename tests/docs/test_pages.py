@@ -134,6 +134,12 @@ def test_pages_that_tell_a_story_run(page):
         run_page(page, known)
 
 
+def test_the_bare_parameter_of_attention_can_be_named():
+    known = names()
+    exec(python_blocks("frameworks")[-1], known)
+    assert len(known["pruner"].targets) == 8
+
+
 def test_every_public_name_is_in_the_reference():
     reference = (DOCS / "api.md").read_text(encoding="utf-8")
     missing = [name for name in regrow.__all__ if f":: regrow.{name}\n" not in reference and name != "__version__"]
