@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import regrow
+from regrow import models
 from tests.core.nets import batches, small_cnn
 
 ROOT = Path(__file__).parents[2]
@@ -61,12 +62,10 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def small():
-    return regrow.models.build("small", classes=10, channels=1, size=8)
+    return models.build("small", classes=10, channels=1, size=8)
 
 
 def names(make_model=small):
-    from regrow import models  # noqa: F401  (makes regrow.models an attribute)
-
     model = make_model()
     return {
         "regrow": regrow,
@@ -132,6 +131,33 @@ def test_pages_that_tell_a_story_run(page):
         assert again["pruner"].sparsity == pytest.approx(known["pruner"].sparsity, abs=0.001)
     else:
         run_page(page, known)
+
+
+def test_the_pages_about_files_and_small_networks_run():
+    resnet = models.build("resnet8", classes=10, channels=3, size=32)
+    regrow.OneShot(resnet, torch.optim.SGD(resnet.parameters(), lr=0.1), sparsity=0.5, unit="filter", floor=4).detach()
+    regrow.save(nn.Linear(3, 2), "own.regrow")
+    known = run_page("packed-files", {"regrow": regrow, "torch": torch, "model": resnet})
+    assert known["state"].keys() == {"weight", "bias"}
+    run_page("shrink", known | {"model": resnet})
+
+
+def test_the_page_about_the_theorems_runs():
+    assert run_page("theory", {})["found"].holds
+
+
+def test_the_page_about_the_paper_runs(capsys):
+    Path("results").symlink_to(ROOT / "results")
+    run_page("reproduce", {})
+    assert "92.48" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_and_its_report_are_made_as_their_pages_say():
+    run_page("training", {})
+    run_page("report", {})
+    assert Path("report.html").is_file()
+    assert list(Path("figures").glob("*.svg"))
 
 
 def test_the_bare_parameter_of_attention_can_be_named():
