@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from regrow.analysis import Account, account
+from regrow.deploy.container import safetensors
 from regrow.deploy.files import save_model
 from regrow.train import checkpoint
 from regrow.train.config import Recipe
@@ -48,6 +49,7 @@ def run(
 
     >>> run(Recipe(data="digits", epochs=10), "runs/first")["top1"]
     """
+    safetensors("torch")  # what is missing to write the model is said before the training, not after it
     folder = Path(folder) if folder is not None else Path("runs") / f"{recipe.name()}-{recipe.key()[:8]}"
     with joined(recipe.device) as world, stop_requests() as stop, ExitStack() as lock:
         recipe = world.ask_first(lambda: _entered(recipe, folder, lock))

@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 
 import pytest
 import torch
@@ -137,3 +138,10 @@ def test_held_out_images_are_what_is_evaluated(tmp_path):
     result = run(QUICK.changed(holdout=200, epochs=1), tmp_path / "run")
     assert result["evaluated_on"] == "holdout"
     assert result["top1"] * 2 == pytest.approx(round(result["top1"] * 2))
+
+
+def test_a_package_that_is_missing_at_the_end_is_named_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(ImportError, match=r'model files need safetensors: pip install "regrow\[cli\]"'):
+        run(Recipe(data="digits", epochs=1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
