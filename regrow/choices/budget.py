@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import prod
+from math import fsum, prod
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from regrow.core.budget import Budget, Pool, alive, find_named
-from regrow.core.select import cut
+from regrow.core.budget import Budget, Pool, alive, cut_over, find_named
+from regrow.core.shards import Shards
 
 Scope = Literal["global", "layer", "er", "erk", "redistributed"]
 
@@ -40,40 +40,48 @@ class Allotment(Budget):
         return get_args(Scope)
 
     def keep_top(
-        self, scores: Mapping[str, Tensor], sparsity: float, shapes: Mapping[str, torch.Size] | None = None
+        self,
+        scores: Mapping[str, Tensor],
+        sparsity: float,
+        shapes: Mapping[str, torch.Size] | None = None,
+        shards: Shards = Shards(),  # noqa: B008 - it has no state
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the mask of each tensor of scores: those of least magnitude are pruned, but not below the floor."""
         if not self.floor:
-            yield from super().keep_top(scores, sparsity, shapes)
+            yield from super().keep_top(scores, sparsity, shapes, shards)
             return
-        pools = self.pools(scores, sparsity, shapes or {name: score.shape for name, score in scores.items()})
+        pools = self.pools(scores, sparsity, shapes or {name: score.shape for name, score in scores.items()}, shards)
+        sizes = dict(zip(scores, shards.sizes(scores.values()), strict=True))
         for names, count in pools:
-            self._check_room(names, count, scores, sparsity)
-        tops = {name: prune_named(name, score, max(score.numel() - self.floor, 0)) for name, score in scores.items()}
+            self._check_room([sizes[name] for name in names], count, sparsity)
+        tops = {n: prune_named(n, score, max(sizes[n] - self.floor, 0), shards) for n, score in scores.items()}
         for names, count in pools:
             rest = [(name, scores[name][~tops[name]]) for name in names]
-            keeps = cut([score for _, score in rest], find_named(rest, count))
+            keeps = cut_over([score for _, score in rest], find_named(rest, count, shards), shards)
             for name, keep in zip(names, keeps, strict=True):
                 yield name, tops[name].masked_scatter(~tops[name], keep)
 
-    def pools(self, scores: Mapping[str, Tensor], sparsity: float, shapes: Mapping[str, torch.Size]) -> list[Pool]:
+    def pools(
+        self, scores: Mapping[str, Tensor], sparsity: float, shapes: Mapping[str, torch.Size], shards: Shards
+    ) -> list[Pool]:
         """Return who competes with whom, and for how many places."""
         if self.scope in Budget.scopes():
-            return super().pools(scores, sparsity, shapes)
-        sizes = [score.numel() for score in scores.values()]
-        shares = [self._share(score, shapes[name]) for name, score in scores.items()]
+            return super().pools(scores, sparsity, shapes, shards)
+        sizes = shards.sizes(scores.values())
+        if self.scope == "redistributed":
+            shares = [row_sum(score.abs(), shards) for score in scores.values()]
+        else:
+            shares = [size * self._density(shapes[name]) for name, size in zip(scores, sizes, strict=True)]
         kept = allocate(sum(sizes) - round(sum(sizes) * sparsity), shares, sizes)
         return [([name], size - keep) for name, size, keep in zip(scores, sizes, kept, strict=True)]
 
-    def _share(self, score: Tensor, shape: torch.Size) -> float:
-        if self.scope == "redistributed":
-            return float(torch.linalg.vector_norm(score, 1, dtype=torch.float64))
+    def _density(self, shape: torch.Size) -> float:
         sides = shape if self.scope == "erk" else shape[:2]
-        return score.numel() * sum(sides) / prod(sides)
+        return sum(sides) / prod(sides)
 
-    def _check_room(self, names: list[str], count: int, scores: Mapping[str, Tensor], sparsity: float) -> None:
-        total = sum(scores[name].numel() for name in names)
-        spared = sum(min(self.floor, scores[name].numel()) for name in names)
+    def _check_room(self, sizes: list[int], count: int, sparsity: float) -> None:
+        total = sum(sizes)
+        spared = sum(min(self.floor, size) for size in sizes)
         if count > total - spared:
             raise ValueError(
                 f"sparsity {sparsity:g} prunes {count:,} of {total:,} units, but floor={self.floor} protects "
@@ -110,12 +118,22 @@ def allocate(total: int, shares: Sequence[float], caps: Sequence[int]) -> list[i
     return whole
 
 
-def prune_named(name: str, score: Tensor, count: int) -> Tensor:
+_ALONE = Shards()
+
+
+def prune_named(name: str, score: Tensor, count: int, shards: Shards = _ALONE) -> Tensor:
     """Return a mask without the `count` elements of least magnitude."""
-    [keep] = cut([score], find_named([(name, score)], count))
+    [keep] = cut_over([score], find_named([(name, score)], count, shards), shards)
     return keep
 
 
-def keep_largest(name: str, score: Tensor, among: Tensor, count: int) -> Tensor:
+def keep_largest(name: str, score: Tensor, among: Tensor, count: int, shards: Shards = _ALONE) -> Tensor:
     """Return a mask of the `count` elements of largest magnitude inside the mask `among`."""
-    return prune_named(name, alive(score, among), score.numel() - count)
+    [size] = shards.sizes([score])
+    return prune_named(name, alive(score, among), size - count, shards)
+
+
+def row_sum(tensor: Tensor, shards: Shards) -> float:
+    """Return the sum of all elements, rounded in the same way however the rows are spread over processes."""
+    rows = tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None]
+    return fsum(shards.rows(rows.sum(1, dtype=torch.float64)).tolist())

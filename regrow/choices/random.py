@@ -11,14 +11,15 @@ _GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)), (31, 1))
 
 
-def uniform(like: Tensor, *, seed: int, layer: str, step: int) -> Tensor:
-    """Return a number in (0, 1) for every element of `like`, drawn by its row-major index.
+def uniform(like: Tensor, *, seed: int, layer: str, step: int, offset: int = 0) -> Tensor:
+    """Return a number in (0, 1) for every element of `like`, drawn by its row-major index from `offset` on.
 
     A keyed counter goes through the finaliser of SplitMix64 (Steele et al. 2014), so that an element's number depends
     on nothing but its key; the state of torch's generators is neither used nor changed.
     """
     key = hashlib.blake2b(f"{seed}/{layer}/{step}".encode(), digest_size=8).digest()
-    bits = torch.arange(1, like.numel() + 1, device=like.device) * _GAMMA + int.from_bytes(key, "little", signed=True)
+    indices = torch.arange(offset + 1, offset + like.numel() + 1, device=like.device)
+    bits = indices * _GAMMA + int.from_bytes(key, "little", signed=True)
     for shift, factor in _ROUNDS:
         bits = (bits ^ _shift(bits, shift)) * factor
     return (_shift(bits, 11).double() + 0.5).mul_(2.0**-53).view(like.shape)

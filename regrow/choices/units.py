@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -15,6 +15,7 @@ from regrow.choices.channels import companions, norm_scales
 from regrow.choices.score import CRITERIA, Criterion
 from regrow.core.budget import alive
 from regrow.core.schedule import Schedule
+from regrow.core.shards import held, is_sharded
 from regrow.core.targets import Target
 from regrow.core.units import Units
 
@@ -29,6 +30,9 @@ class Filters(Units):
 
     def usable(self, model: nn.Module, targets: Sequence[Target], *, chosen: bool) -> list[Target]:
         """Find the batch norms if it is they who decide."""
+        check_rows(targets, "unit='filter'")
+        if self.criterion == "fpgm" and any(is_sharded(target.param) for target in targets):
+            raise ValueError("criterion='fpgm' compares all filters of a layer: sharded weights need another one")
         if self.criterion == "bn":
             self.scales.update(norm_scales(model, targets))
         return list(targets)
@@ -40,7 +44,7 @@ class Filters(Units):
     def scores(self, target: Target, score: Tensor) -> Tensor:
         """Return one score per filter."""
         if self.criterion == "bn":
-            return self.scales[target.name].detach()
+            return held(self.scales[target.name])
         return CRITERIA[self.criterion](_rows(target, score))
 
     def whole(self, target: Target, mask: Tensor) -> Tensor:
@@ -67,6 +71,7 @@ class Groups(Units):
 
     def usable(self, model: nn.Module, targets: Sequence[Target], *, chosen: bool) -> list[Target]:
         """Leave out layers whose input channels do not divide into groups of M."""
+        check_rows(targets, f"unit='{self.n}:{self.m}'")
         odd = [target for target in targets if target.param.shape[1 - target.out_dim] % self.m]
         if odd and (chosen or len(odd) == len(targets)):
             raise ValueError(
@@ -117,7 +122,8 @@ class Groups(Units):
 
     def _groups(self, target: Target, tensor: Tensor) -> Tensor:
         rows = tensor.movedim(1 - target.out_dim, -1)
-        return rows.reshape(*rows.shape[:-1], -1, self.m)
+        groups: Tensor = rows.unflatten(-1, (rows.shape[-1] // self.m, self.m))
+        return groups
 
 
 def parse_unit(unit: str, criterion: Criterion = "l2", *, channels: bool = False) -> Units:
@@ -135,6 +141,16 @@ def parse_unit(unit: str, criterion: Criterion = "l2", *, channels: bool = False
         if 0 < n < m:
             return Groups(n, m)
     raise ValueError(f"unit must be 'weight', 'filter' or N:M with 0 < N < M such as '2:4', got {unit!r}")
+
+
+def check_rows(targets: Iterable[Target], option: str) -> None:
+    """Refuse sharded weights whose filters would lie in several processes."""
+    for target in targets:
+        if is_sharded(target.param) and target.out_dim != 0:
+            raise ValueError(
+                f"{option} needs whole filters, and those of {target.name}, a transposed convolution, are spread over "
+                "processes when its rows are: leave it out with targets=..."
+            )
 
 
 def _rows(target: Target, tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ FAILED, MISUSED = 1, 2
 
 def explain(error: Exception) -> int:
     """Print an error that has an explanation in one line and return the exit code; raise what is a bug of ours."""
+    from regrow.core.agreement import DisagreementError
     from regrow.train.config import RecipeError
     from regrow.train.loop import DivergedError
     from regrow.train.world import FirstFailedError, rank
@@ -23,12 +24,13 @@ def explain(error: Exception) -> int:
     if os.environ.get("REGROW_DEBUG"):
         raise error
     # What all processes of a run find out at once is said by the first.
-    if not (rank() and isinstance(error, RecipeError | DivergedError | FirstFailedError)):
+    if not (rank() and isinstance(error, RecipeError | DivergedError | DisagreementError | FirstFailedError)):
         print(f"regrow: {error}", file=sys.stderr)
     return code
 
 
 def _expected(error: Exception) -> bool:
+    from regrow.core.agreement import DisagreementError
     from regrow.data import DataError
     from regrow.deploy.container import FormatError
     from regrow.sweep import ClusterError, SweepError
@@ -45,6 +47,7 @@ def _expected(error: Exception) -> bool:
         DivergedError,
         SweepError,
         ClusterError,
+        DisagreementError,
         FirstFailedError,
         ProcessesDiedError,
     )

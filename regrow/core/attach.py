@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
+from regrow.core.shards import Shards, held
 from regrow.core.targets import Target
 
 
@@ -51,10 +51,12 @@ def is_nested(optimizer: Optimizer) -> bool:
     return steps > 1
 
 
-def is_pretence(optimizer: Optimizer) -> bool:
+def is_pretence(optimizer: Optimizer, shards: Shards) -> bool:
     """Tell the step with which distributed checkpoint makes a fresh optimizer's state: lr 0 and zero gradients."""
     rates = [group.get("lr") for group in optimizer.param_groups]
     if optimizer.state or any(rate is None or float(rate) != 0 for rate in rates):
         return False
-    gradients = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-    return not any(gradient.is_sparse or bool(torch.count_nonzero(gradient)) for gradient in gradients)
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if any(gradient.is_sparse for gradient in gradients):
+        return False
+    return not any(shards.counts(held(gradient) for gradient in gradients))

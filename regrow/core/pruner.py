@@ -18,6 +18,7 @@ from regrow.core.attach import check_free, hookable, is_nested, is_pretence
 from regrow.core.budget import Budget, alive
 from regrow.core.masks import Masks
 from regrow.core.schedule import Schedule, as_schedule, check_every, check_sparsity
+from regrow.core.shards import drop_gathered, gathering_modules, held, shards_of
 from regrow.core.state import checked_masks, load_weights, save_weights
 from regrow.core.stats import Stats, quality
 from regrow.core.targets import Target, TargetSpec, find_targets, named_parameters
@@ -49,6 +50,7 @@ class BasePruner:
         units: Units | None = None,
         targets: TargetSpec = None,
         include_last: bool = False,
+        offload: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         check_every(every)
@@ -63,7 +65,9 @@ class BasePruner:
         self.held = [*found, *chain.from_iterable(self._companions.values())]
         check_free(self.held, self.optimizer, self._holders)
         self.check_company([other for other in self._holders.values() if other.optimizer is self.optimizer])
-        self._group = group
+        self._group, self._offload = group, offload
+        self.shards = shards_of((each.name, each.param) for each in self.held)
+        self._gathering = gathering_modules(model)
         self._weights = {target.name: self.hold(target) for target in self.held}
         self._shown = self._frozen = self._agreed = self._uncounted = False
         self._collapsed: set[str] = set()
@@ -97,14 +101,14 @@ class BasePruner:
         units = {name: self.units.scores(self.targets[name], score) for name, score in scores.items()}
         if among is not None:
             units = {n: alive(score, self.units.whole(self.targets[n], among[n])) for n, score in units.items()}
-        shapes = {name: score.shape for name, score in scores.items()}
-        for name, keep in self.budget.keep_top(units, self.units.share(sparsity), shapes):
+        shapes = {name: self.targets[name].param.shape for name in scores}
+        for name, keep in self.budget.keep_top(units, self.units.share(sparsity), shapes, self.shards):
             inside = among[name] if among is not None else None
             yield name, self.units.mask(self.targets[name], scores[name], keep, inside)
 
     def hold(self, target: Target) -> Weight:
         """Return what keeps ŵ in the parameter and w behind it."""
-        return Weight(target, self.memory)
+        return Weight(target, self.memory, offload=self._offload)
 
     def extra_state(self) -> dict[str, Any]:
         """Return what this method alone must save, as plain tensors and numbers."""
@@ -131,23 +135,31 @@ class BasePruner:
 
     @property
     def masks(self) -> Masks:
-        """The present masks; later steps update them in place (`.clone()` keeps a copy)."""
+        """The present masks; later steps update them in place (`.clone()` keeps a copy).
+
+        Of sharded weights these are the rows that lie in this process. What is counted (`sparsity`, `stats()`) is
+        always counted over all processes, which therefore ask for it together.
+        """
         return Masks({name: weight.mask for name, weight in self._weights.items()})
 
     @property
     def sparsity(self) -> float:
         """The share of targeted weights that is pruned now."""
-        return self.masks.sparsity
+        masks = self.masks
+        kept, total = (sum(self.shards.counts(masks.values())), sum(self.shards.sizes(masks.values())))
+        return 1 - kept / total
 
     def stats(self) -> Stats:
         """Return reached and requested sparsity, per layer too, δ_t, flips and collapsed layers."""
         self._adopt_foreign_writes()
-        layers = {name: Masks({name: mask}).sparsity for name, mask in self.masks.items()}
+        masks = self.masks
+        kept, sizes = self.shards.counts(masks.values()), self.shards.sizes(masks.values())
+        layers = {name: 1 - left / size for name, left, size in zip(masks, kept, sizes, strict=True)}
         return Stats(
             step=self.step,
             requested=self.requested,
-            sparsity=self.sparsity,
-            delta=quality(self._weights.values()),
+            sparsity=1 - sum(kept) / sum(sizes),
+            delta=quality(self._weights.values(), self.shards),
             flips=self.flips,
             layers=layers,
             collapsed=tuple(name for name in self.targets if layers[name] == 1),
@@ -161,10 +173,12 @@ class BasePruner:
             return
         self.restore()
         self._show()
+        drop_gathered(self._gathering)
         try:
             yield
         finally:
             self._hide()
+            drop_gathered(self._gathering)
 
     def restore(self) -> None:
         """Let the model hold ŵ again after an exception inside `optimizer.step()`, which leaves it with w.
@@ -197,12 +211,12 @@ class BasePruner:
         """Mask the same weights in another copy of the model, for example an average that is no longer sparse."""
         parameters = named_parameters(other)
         for name, mask in self.masks.items():
-            if name not in parameters or parameters[name].shape != mask.shape:
-                found = tuple(parameters[name].shape) if name in parameters else "none of that name"
+            if name not in parameters or held(parameters[name]).shape != mask.shape:
+                found = tuple(held(parameters[name]).shape) if name in parameters else "none of that name"
                 raise ValueError(f"the other model must have {name} of shape {tuple(mask.shape)}, it has {found}")
         with torch.no_grad():
             for name, mask in self.masks.items():
-                parameters[name].masked_fill_(~mask.to(parameters[name].device), 0)
+                held(parameters[name]).masked_fill_(~mask.to(parameters[name].device), 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs besides the states of model and optimizer, as plain tensors and numbers."""
@@ -241,9 +255,9 @@ class BasePruner:
             return None
         self.restore()
         if not self._agreed:
-            agreement.check(self._weights.values(), self._group)
+            self._check_agreement()
             self._agreed = True
-        self._uncounted = is_pretence(optimizer)
+        self._uncounted = is_pretence(optimizer, self.shards)
         given = (*args[1:], *kwargs.values())  # args[0] is the optimizer itself
         if not any(map(callable, given)):
             self.before_update()
@@ -274,8 +288,13 @@ class BasePruner:
                 self.step += 1
                 if not self._frozen and self.due(self.step):
                     self._refresh()
+                    self._check_agreement(masks_only=True)
         finally:
             self._hide()
+
+    def _check_agreement(self, *, masks_only: bool = False) -> None:
+        if not self.shards.spread:  # shards make one mask together
+            agreement.check(self._weights.values(), self._group, step=self.step, masks_only=masks_only)
 
     def _refresh(self) -> None:
         if self._frozen or self.memory is Memory.FORGET:
@@ -285,10 +304,10 @@ class BasePruner:
             weight = self._weights[name]
             flips += int(torch.count_nonzero(mask != weight.mask))
             weight.mask.copy_(mask)
-            self._warn_if_collapsed(name, weight.mask)
             if weight.memory is Memory.SOFT:
                 weight.prune()
-        self.flips = flips
+        self.flips = int(self.shards.sum(torch.tensor(flips, device="cpu")))
+        self._warn_of_collapse()
 
     def _with_companions(self, masks: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, mask in masks:
@@ -296,13 +315,15 @@ class BasePruner:
             for companion in self._companions.get(name, ()):
                 yield companion.name, self.units.whole(self.targets[name], mask)
 
-    def _warn_if_collapsed(self, name: str, mask: Tensor) -> None:
-        if name in self.targets and name not in self._collapsed and not torch.count_nonzero(mask):
-            self._collapsed.add(name)
-            warn(
-                f"all of {name} is pruned at step {self.step}. Nothing is protected by default; floor=1 keeps one unit "
-                "of every layer, scope='layer' prunes all layers alike."
-            )
+    def _warn_of_collapse(self) -> None:
+        kept = self.shards.counts(self._weights[name].mask for name in self.targets)
+        for name, left in zip(self.targets, kept, strict=True):
+            if not left and name not in self._collapsed:
+                self._collapsed.add(name)
+                warn(
+                    f"all of {name} is pruned at step {self.step}. Nothing is protected by default; floor=1 keeps one "
+                    "unit of every layer, scope='layer' prunes all layers alike."
+                )
 
     def _show(self) -> None:
         self._shown = True  # first: whoever is interrupted in between hides again

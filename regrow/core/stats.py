@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regrow.core.shards import Shards
 from regrow.core.weights import Weight
 
 
@@ -30,10 +31,11 @@ class Stats:
     """Targets of which nothing is left."""
 
 
-def quality(weights: Iterable[Weight]) -> float:
+def quality(weights: Iterable[Weight], shards: Shards) -> float:
     """Return δ_t."""
     pairs = [(_square(weight.error), _square(weight.source)) for weight in weights]
-    error, whole = (sum(squares) for squares in zip(*pairs, strict=True))
+    sums = [sum(squares) for squares in zip(*pairs, strict=True)]
+    error, whole = shards.sum(torch.tensor(sums, dtype=torch.float64, device="cpu")).tolist()
     return error / whole if whole else 0.0
 
 

@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import Parameter, UninitializedParameter
 
 from regrow.core.layout import is_dense
+from regrow.core.shards import check_placement, first_row, held, is_sharded
 from regrow.core.warn import warn
 
 TargetSpec = str | Iterable[str] | Callable[[str, Parameter], bool] | None
@@ -27,6 +28,28 @@ class Target:
     name: str
     param: Parameter
     out_dim: int = 0
+
+    @property
+    def held(self) -> Tensor:
+        """The values that lie in this process: some rows of a sharded parameter, all of any other."""
+        return held(self.param)
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of what is `held`."""
+        return None if self.param.grad is None else held(self.param.grad)
+
+    @property
+    def offset(self) -> int:
+        """The row-major index, in the whole parameter, of the first element that is `held`."""
+        return first_row(self.param) * self.param.shape[1:].numel()
+
+    def part(self, tensor: Tensor) -> Tensor:
+        """Return of a tensor of the parameter's shape, whole or sharded like it, what belongs to what is `held`."""
+        if is_sharded(tensor) or tensor.shape != self.param.shape:
+            return held(tensor)
+        first = first_row(self.param)
+        return tensor[first : first + len(self.held)] if tensor.ndim else tensor
 
 
 def clean_name(name: str) -> str:
@@ -132,11 +155,7 @@ def _check(target: Target) -> None:
         raise ValueError(f"{target.name} has no shape yet: run one batch through the lazy model before pruning it")
     if not parameter.is_floating_point():
         raise TypeError(f"{target.name} holds {parameter.dtype}: only floating point weights can be pruned")
-    if type(parameter).__name__ == "DTensor" or hasattr(parameter, "_local_tensor"):
-        raise TypeError(
-            f"{target.name} is sharded (a DTensor), which pruners do not support yet: "
-            "wrap the model in DistributedDataParallel instead"
-        )
+    check_placement(target.name, parameter)
     if parameter.itemsize < 2 or parameter.is_complex():
         raise TypeError(f"{target.name} holds {parameter.dtype}: weights of 16, 32 or 64 bit can be pruned")
     if parameter.is_meta:
@@ -146,5 +165,5 @@ def _check(target: Target) -> None:
 
 def check_storage(target: Target) -> None:
     """Refuse a parameter whose elements overlap in memory or have gaps between them."""
-    if not is_dense(target.param):
+    if not is_dense(target.held):
         raise ValueError(f"{target.name} has overlapping or padded storage: make it contiguous before pruning it")

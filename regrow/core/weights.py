@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regrow.core.layout import bits, in_memory_order
+from regrow.core.shards import is_sharded
 from regrow.core.targets import Target, check_storage
 
 _SAMPLED = 64
@@ -32,39 +33,49 @@ class Weight:
     Between steps the parameter holds ŵ in the storage it always had, so that compiled graphs, DDP buckets and CUDA
     graphs stay valid. During a step it is pointed at the dense weights: the optimizer updates them directly, nothing
     is restored from an error and nothing is rounded.
+
+    Where pointing is impossible the dense weights are carried into that storage before a step and out of it again
+    afterwards: those of a sharded parameter, whose storage FSDP knows, and those that `offload` keeps on the CPU.
     """
 
-    def __init__(self, target: Target, memory: Memory) -> None:
-        self.target, self.memory = target, memory
-        self.mask = torch.ones_like(target.param.data, dtype=torch.bool)
-        self.dense = target.param.data.clone() if memory is Memory.KEEP else None
+    def __init__(self, target: Target, memory: Memory, *, offload: bool = False) -> None:
+        self.target, self.memory, self._offload = target, memory, offload
+        self._carried, self._inside = offload or is_sharded(target.param), False
+        self.mask = torch.ones_like(target.held, dtype=torch.bool)
+        self.dense = target.held.to("cpu" if offload else None, copy=True) if memory is Memory.KEEP else None
         self.bind()
 
     def bind(self) -> None:
         """Take the parameter's present storage as the place of ŵ and lay the views with which it is written."""
         check_storage(self.target)
-        self.pruned: Tensor = self.target.param.data
+        self.pruned: Tensor = self.target.held
         self.mask = _like(self.pruned, self.mask, torch.bool)
         if self.dense is not None:
-            self.dense = _like(self.pruned, self.dense, self.pruned.dtype)
+            self.dense = _like(self.pruned.cpu() if self._offload else self.pruned, self.dense, self.pruned.dtype)
         self._address = self.pruned.data_ptr()
-        self._views = tuple(map(_view, (self.source, self.mask, self.pruned)))
-        self._sample = tuple(view[:: len(view) // _SAMPLED + 1] for view in self._views)
+        self._views = tuple(map(_view, (self.pruned if self._carried else self.source, self.mask, self.pruned)))
+        behind = self.pruned if self.dense is None else self.dense
+        self._sample = tuple(view[:: len(view) // _SAMPLED + 1] for view in (_view(behind), *self._views[1:]))
         self.mark()
 
     @property
     def source(self) -> Tensor:
         """The weights that are trained: the dense ones if they are kept, otherwise those of the model."""
-        return self.pruned if self.dense is None else self.dense
+        return self.pruned if self.dense is None or self._inside else self.dense
 
     @property
     def error(self) -> Tensor:
         """The paper's e = ŵ − w."""
-        return self.pruned - self.source
+        return self.pruned - self.source.to(self.pruned.device)
 
     def show(self) -> None:
         """Let the parameter hold w."""
-        if self.dense is not None:
+        if self.dense is None:
+            return
+        if self._carried:
+            self.pruned.copy_(self.dense)
+            self._inside = True
+        else:
             self.target.param.data = self.dense
 
     def hide(self) -> None:
@@ -75,11 +86,14 @@ class Weight:
 
     def prune(self) -> None:
         """Write ŵ into the parameter's own storage, and let the parameter hold that."""
-        parameter = self.target.param
-        if parameter.data_ptr() not in (self._address, self.source.data_ptr()):
-            self.source.copy_(parameter.data)  # an optimizer put new storage in place of updating the weights in theirs
+        parameter, values = self.target.param, self.target.held
+        if values.data_ptr() not in (self._address, self.source.data_ptr()):
+            self.source.copy_(values)  # an optimizer put new storage in place of updating the weights in theirs
+        if self._carried and self.dense is not None:
+            self._carry(self.dense)
         self.write()
-        parameter.data = self.pruned
+        if not is_sharded(parameter):
+            parameter.data = self.pruned
         # Autograd could not know that a backward pass from here on does not meet the weights of an earlier forward one.
         torch.autograd.graph.increment_version(parameter)
 
@@ -92,15 +106,26 @@ class Weight:
         else:
             torch.mul(source, mask, out=pruned)
 
+    def _carry(self, dense: Tensor) -> None:
+        """Let both storages hold w; whoever is interrupted in between can begin again."""
+        if self._inside:
+            dense.copy_(self.pruned)
+            self._inside = False
+        else:
+            self.pruned.copy_(dense)
+
     def point_back(self) -> None:
         """Let the parameter keep its values, in the storage of ŵ, if it points at the dense weights."""
+        self._inside = False
+        if self._carried:
+            return
         if self.dense is not None and self.target.param.data_ptr() == self.dense.data_ptr():
             self.pruned.copy_(self.dense)
             self.target.param.data = self.pruned
 
     def forget(self) -> None:
         """Drop the dense weights; what is pruned is gone."""
-        self.memory, self.dense = Memory.FORGET, None
+        self.memory, self.dense, self._inside = Memory.FORGET, None, False
         self.bind()
 
     def mark(self) -> None:
@@ -110,8 +135,7 @@ class Weight:
     @property
     def touched(self) -> bool:
         """Whether someone else wrote to the parameter, or gave it another storage, since the last `mark`."""
-        parameter = self.target.param
-        return parameter._version != self._version or parameter.data_ptr() != self._address
+        return self.target.param._version != self._version or self.target.held.data_ptr() != self._address
 
     @property
     def intact(self) -> bool:
@@ -131,7 +155,8 @@ class Weight:
         self.bind()
         dense = bool(torch.count_nonzero(self.pruned[~self.mask]))
         if self.dense is not None:
-            self.dense.copy_(self.pruned if dense else torch.where(self.mask, self.pruned, self.dense))
+            behind = self.dense.to(self.pruned.device)
+            self.dense.copy_(self.pruned if dense else torch.where(self.mask, self.pruned, behind))
         return dense and self.memory is not Memory.SOFT
 
 

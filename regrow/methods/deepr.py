@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.choices.budget import keep_largest
 from regrow.methods.about import About
 from regrow.methods.rewire import Rewire, RewireOptions
 
@@ -54,9 +53,9 @@ class DeepR(Rewire):
         """Add the L1 gradient and remember the signs."""
         super().before_update()
         for name, target in self.targets.items():
-            self._before[name] = target.param.sign()
-            if target.param.grad is not None:
-                target.param.grad.add_(self._before[name], alpha=self.l1)
+            self._before[name] = target.held.sign()
+            if target.grad is not None:
+                target.grad.add_(self._before[name], alpha=self.l1)
 
     def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Shake the active weights, drop those that crossed zero, grow as many at random where there was none."""
@@ -67,6 +66,6 @@ class DeepR(Rewire):
             shake = torch.special.ndtri(self.draw(name, t, "noise")).mul_(noise)
             weight += shake.to(weight.dtype) * mask
             crossed = mask & (weight.sign() * self._before[name] < 0)
-            moved = min(int(torch.count_nonzero(crossed)), int(torch.count_nonzero(~mask)))
-            dropped = keep_largest(name, weight, crossed, moved)
-            yield name, (mask & ~dropped) | keep_largest(name, self.draw(name, t), ~mask, moved)
+            moved = min(self.shards.counts([crossed, ~mask]))
+            dropped = self.keep_largest(name, weight, crossed, moved)
+            yield name, (mask & ~dropped) | self.keep_largest(name, self.draw(name, t), ~mask, moved)

@@ -14,11 +14,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.choices.budget import allocate, keep_largest
+from regrow.choices.budget import allocate
 from regrow.core.targets import find_targets
 from regrow.methods.about import About
 from regrow.methods.rewire import Rewire, RewireOptions
@@ -56,7 +55,7 @@ class DSR(Rewire):
         self.drop, self.threshold = drop or 0, threshold
         super().__init__(model, optimizer, sparsity=sparsity, every=every, total=total, **options)
         if drop is None:
-            self.drop = round(self.masks.total * 20_000 / 1_460_000)
+            self.drop = round(sum(target.param.numel() for target in self.targets.values()) * 20_000 / 1_460_000)
 
     def due(self, t: int) -> bool:
         """Return whether connections move at step `t`."""
@@ -66,11 +65,11 @@ class DSR(Rewire):
     def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Drop all below the threshold, grow as many at random where there was nothing."""
         masks = dict(self.masks)
-        free = [int(torch.count_nonzero(~mask)) for mask in masks.values()]
-        active = self.masks.kept
+        free = self.shards.counts(~mask for mask in masks.values())
+        active = sum(self.shards.counts(masks.values()))
         while True:
             kept = {name: self._survivors(name, mask) for name, mask in masks.items()}
-            survivors = [int(torch.count_nonzero(keep)) for keep in kept.values()]
+            survivors = self.shards.counts(kept.values())
             moved = active - sum(survivors)
             if moved <= sum(free):
                 break
@@ -81,12 +80,13 @@ class DSR(Rewire):
             self.threshold /= 2
         grown = allocate(moved, survivors, free)
         for (name, keep), count in zip(kept.items(), grown, strict=True):
-            yield name, keep | keep_largest(name, self.draw(name, t), ~masks[name], count)
+            yield name, keep | self.keep_largest(name, self.draw(name, t), ~masks[name], count)
 
     def _survivors(self, name: str, mask: Tensor) -> Tensor:
         weight = self.weights[name]
         keep = mask & (weight.abs() >= self.threshold)
-        return keep if keep.any() or not mask.any() else keep_largest(name, weight, mask, 1)
+        left, before = self.shards.counts([keep, mask])
+        return keep if left or not before else self.keep_largest(name, weight, mask, 1)
 
     def extra_state(self) -> dict[str, Any]:
         """Return the threshold, which adapts."""

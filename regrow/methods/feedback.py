@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from regrow.choices.decay import Decay
 from regrow.core.masks import Masks
+from regrow.core.shards import is_sharded
 from regrow.core.targets import Target, TargetSpec
 from regrow.core.weights import Memory, Weight
 from regrow.methods.about import About
@@ -70,6 +71,8 @@ class Feedback(Pruner):
 
     def hold(self, target: Target) -> Weight:
         """Return what keeps C(w) in the parameter and w behind it."""
+        if is_sharded(target.param):
+            raise TypeError(f"{target.name} is sharded, and a compressor sees whole tensors: use DDP instead")
         return _Compressed(target, self.compressor)
 
     @property

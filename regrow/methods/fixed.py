@@ -30,11 +30,12 @@ class Fixed(Pruner):
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Return the given masks."""
         for name, mask in self._given.items():
-            if mask.shape != self.targets[name].param.shape:
+            if self.targets[name].part(mask).shape != self.targets[name].held.shape:
                 shape = tuple(self.targets[name].param.shape)
                 raise ValueError(f"the mask of {name} has shape {tuple(mask.shape)}, the weight has {shape}")
-        self.requested = self._given.sparsity
-        return self._given.items()
+        parts = {name: self.targets[name].part(mask) for name, mask in self._given.items()}
+        self.requested = 1 - sum(self.shards.counts(parts.values())) / sum(self.shards.sizes(parts.values()))
+        return parts.items()
 
     def due(self, t: int) -> bool:
         """Set the masks once."""

@@ -23,6 +23,7 @@ from regrow.choices.budget import Allotment, Scope
 from regrow.core.budget import alive
 from regrow.core.masks import Masks, pack, unpack
 from regrow.core.schedule import check_sparsity
+from regrow.core.shards import is_sharded
 from regrow.core.targets import TargetSpec, find_targets
 from regrow.core.weights import Memory
 from regrow.methods.about import About
@@ -81,6 +82,8 @@ class LotteryTicket:
             raise ValueError(f"rewind must be an optimizer step, 0 or later, got {rewind}")
         self.model, self.rewind, self.budget = model, rewind, Allotment(scope)
         self.targets = {t.name: t.param for t in find_targets(model, targets, include_last=include_last)}
+        if sharded := [name for name, parameter in self.targets.items() if is_sharded(parameter)]:
+            raise TypeError(f"{sharded[0]} is sharded: a lottery ticket is drawn from whole weights, use DDP instead")
         self.sparsities = [0.0]
         while self.sparsities[-1] < sparsity:
             self.sparsities.append(min(1 - (1 - self.sparsities[-1]) * (1 - drop), sparsity))

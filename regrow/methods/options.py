@@ -38,6 +38,9 @@ class Options(TypedDict, total=False):
     """How many units of every layer are never pruned."""
     decay: Decay
     """Whether weight decay acts on the dense or on the pruned weights."""
+    offload: bool
+    """Whether the dense weights behind the model wait in the CPU's memory between steps: a GPU then holds nothing more
+    than the masks, and two copies are made per step."""
     group: dist.ProcessGroup | None
     """The processes that train the same model; by default all."""
 

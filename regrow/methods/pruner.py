@@ -44,6 +44,7 @@ class Pruner(BasePruner):
         include_last: bool = False,
         floor: int = 0,
         decay: Decay = "dense",
+        offload: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.unit, self.criterion, self.channels = unit, criterion, channels
@@ -57,6 +58,7 @@ class Pruner(BasePruner):
             units=parse_unit(unit, criterion, channels=channels),
             targets=targets,
             include_last=include_last,
+            offload=offload,
             group=group,
         )
 

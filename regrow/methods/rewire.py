@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.choices.budget import Scope
+from regrow.choices.budget import Scope, keep_largest
 from regrow.choices.random import uniform
+from regrow.core.shards import held
 from regrow.core.targets import TargetSpec
 from regrow.methods.options import check_constant, needed
 from regrow.methods.pruner import Pruner
@@ -90,10 +91,19 @@ class Rewire(Pruner, ABC):
 
     def draw(self, name: str, t: int, purpose: str = "place") -> Tensor:
         """Return a random number in (0, 1) for every weight of `name`, the same on every rank and in every rerun."""
-        return uniform(self.weights[name], seed=self.seed, layer=f"{name} {purpose}", step=t)
+        offset = self.targets[name].offset
+        return uniform(self.weights[name], seed=self.seed, layer=f"{name} {purpose}", step=t, offset=offset)
+
+    def keep_largest(self, name: str, score: Tensor, among: Tensor, count: int) -> Tensor:
+        """Return a mask of the `count` elements of largest magnitude inside the mask `among`."""
+        return keep_largest(name, score, among, count, self.shards)
+
+    def count(self, mask: Tensor) -> int:
+        """Return how many elements of a mask are True, over all shards."""
+        return self.shards.counts([mask])[0]
 
     def _forget_momentum(self, name: str, where: Tensor) -> None:
         state = self.optimizer.state.get(self.targets[name].param, {})
         for key in ("momentum_buffer", "exp_avg"):
             if isinstance(state.get(key), Tensor):
-                state[key].masked_fill_(where, 0)
+                held(state[key]).masked_fill_(where, 0)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.choices.budget import keep_largest
 from regrow.methods.about import About
 from regrow.methods.options import check_share
 from regrow.methods.rewire import Rewire, RewireOptions
@@ -54,9 +53,9 @@ class RigL(Rewire):
         """Drop a share of the smallest of each layer, grow as many by |gradient| (what was dropped may grow back)."""
         share = self.drop / 2 * (1 + math.cos(math.pi * t / (self.until * self.total)))
         for name, mask in self.masks.items():
-            gradient = self.targets[name].param.grad
-            active = int(torch.count_nonzero(mask))
+            gradient = self.targets[name].grad
+            active = self.count(mask)
             moved = int(share * active)
-            kept = keep_largest(name, self.weights[name], mask, active - moved)
+            kept = self.keep_largest(name, self.weights[name], mask, active - moved)
             score = torch.zeros_like(self.weights[name]) if gradient is None else gradient
-            yield name, kept | keep_largest(name, score, ~kept, moved)
+            yield name, kept | self.keep_largest(name, score, ~kept, moved)

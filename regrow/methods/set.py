@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.choices.budget import keep_largest
 from regrow.methods.about import About
 from regrow.methods.options import check_share
 from regrow.methods.rewire import Rewire, RewireOptions
@@ -51,11 +50,11 @@ class SET(Rewire):
     def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Drop the smallest positive and the largest negative weights, grow as many where there was none."""
         for name, mask in self.masks.items():
-            weight, free = self.weights[name], int(torch.count_nonzero(~mask))
-            share = min(self.zeta, free / max(mask.numel() - free, 1))
+            weight, free = self.weights[name], self.count(~mask)
+            share = min(self.zeta, free / max(self.targets[name].param.numel() - free, 1))
             kept, moved = torch.zeros_like(mask), 0
             for side in (mask & ~(weight < 0), mask & (weight < 0)):  # NaN is in one of them, where it is refused
-                active = int(torch.count_nonzero(side))
-                kept |= keep_largest(name, weight, side, active - int(share * active))
+                active = self.count(side)
+                kept |= self.keep_largest(name, weight, side, active - int(share * active))
                 moved += int(share * active)
-            yield name, kept | keep_largest(name, self.draw(name, t), ~mask, moved)
+            yield name, kept | self.keep_largest(name, self.draw(name, t), ~mask, moved)

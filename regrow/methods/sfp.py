@@ -61,7 +61,8 @@ class SFP(Pruner):
         keeps = {}  # all before the first is used: NaN in a layer changes none
         for name, weight in self.weights.items():
             norms = self.units.scores(self.targets[name], weight)
-            count = int(len(norms) * self.requested + 1e-9)  # 0.29 x 100 filters are 29, not 28.999…
-            keeps[name] = prune_named(name, norms, count)
+            [filters] = self.shards.sizes([norms])
+            count = int(filters * self.requested + 1e-9)  # 0.29 x 100 filters are 29, not 28.999…
+            keeps[name] = prune_named(name, norms, count, self.shards)
         for name, keep in keeps.items():
             yield name, self.units.mask(self.targets[name], self.weights[name], keep, None)

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
+from regrow.core.shards import is_sharded
 from regrow.methods.about import About
 from regrow.methods.options import Options, check_constant
 from regrow.methods.pruner import Pruner
@@ -67,7 +68,7 @@ class SNIP(Pruner):
         overflow = getattr(self.optimizer, "found_inf", None)
         if self.step or self._scored or self._frozen or self._uncounted or (overflow is not None and bool(overflow)):
             return
-        self._gradients = {target.param: target.param.grad for target in self.targets.values()}
+        self._gradients = {target.param: target.grad for target in self.targets.values()}
         self._refresh()
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
@@ -85,6 +86,8 @@ def _gradients(
 ) -> dict[Parameter, Tensor | None]:
     """Return the gradient of `loss` for every parameter and leave no other trace."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if any(map(is_sharded, parameters)):
+        raise ValueError("loss= needs whole weights, these are sharded: without it the first training step scores them")
     norms = [module for module in model.modules() if inference and isinstance(module, _BatchNorm) and module.training]
     buffers = {buffer: buffer.clone() for buffer in model.buffers()}
     unsynchronised = getattr(model, "no_sync", nullcontext)  # DDP would wait for a backward pass

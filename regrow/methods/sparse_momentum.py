@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterator
 from typing import Unpack
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.choices.budget import allocate, keep_largest
+from regrow.choices.budget import allocate, row_sum
+from regrow.core.shards import held
 from regrow.methods.about import About
 from regrow.methods.options import check_share
 from regrow.methods.rewire import Rewire, RewireOptions
@@ -58,31 +58,30 @@ class SparseMomentum(Rewire):
     def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Drop the smallest of each layer, share the places by mean |momentum|, grow at the largest |momentum|."""
         masks = dict(self.masks)
-        active = {name: int(torch.count_nonzero(mask)) for name, mask in masks.items()}
-        means = [
-            float(self.momentum(name)[mask].abs().mean(dtype=torch.float64)) if active[name] else 0.0
-            for name, mask in masks.items()
-        ]
+        active = dict(zip(masks, self.shards.counts(masks.values()), strict=True))
+        sums = [row_sum(self.momentum(name).abs() * mask, self.shards) for name, mask in masks.items()]
+        means = [total / max(count, 1) for total, count in zip(sums, active.values(), strict=True)]
         rate = 0.005 + max(self.rate - 0.005, 0) * (1 + math.cos(math.pi * t / self.total)) / 2
         kept, free, moved = {}, [], 0
         for (name, mask), mean in zip(masks.items(), means, strict=True):
-            pruned = 1 - active[name] / mask.numel()
+            size = self.targets[name].param.numel()
+            pruned = 1 - active[name] / size
             dense_and_busy = pruned < 0.2 and mean * len(means) > sum(means)
             count = math.ceil((min(pruned, rate) if dense_and_busy else rate) * active[name])
-            kept[name] = keep_largest(name, self.weights[name], mask, active[name] - count)
-            free.append(mask.numel() - active[name] + count)
+            kept[name] = self.keep_largest(name, self.weights[name], mask, active[name] - count)
+            free.append(size - active[name] + count)
             moved += count
         caps = [int(0.99 * places) for places in free]
         grown = allocate(moved, means, caps if sum(caps) >= moved else free)
         for (name, keep), count in zip(kept.items(), grown, strict=True):
-            yield name, keep | keep_largest(name, self.momentum(name), ~keep, count)
+            yield name, keep | self.keep_largest(name, self.momentum(name), ~keep, count)
 
     def momentum(self, name: str) -> Tensor:
         """Return the direction in which the optimizer is moving `name`, scaled as Adam does if it is Adam."""
         state = self.optimizer.state.get(self.targets[name].param, {})
         if isinstance(buffer := state.get("momentum_buffer"), Tensor):
-            return buffer
+            return held(buffer)
         if "exp_avg" in state and "exp_avg_sq" in state:
             scaled: Tensor = state["exp_avg"] / (state["exp_avg_sq"].sqrt() + 1e-8)
-            return scaled
+            return held(scaled)
         raise ValueError(f"the optimizer has gathered no momentum for {name}: is it trained at all?")

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.choices.units import check_rows
 from regrow.core.schedule import Schedule
+from regrow.core.shards import Shards
 from regrow.core.targets import Target
 from regrow.methods.options import Options, check_share, needed
 from regrow.methods.pruner import Pruner
@@ -51,6 +53,8 @@ class Steady(Pruner, ABC):
             steps = needed(self, total, "total", "the optimizer steps of the whole training, to know its last ones")
             self._rest = round(steps * (1 - settle))
         super().__init__(model, optimizer, **options)
+        if stabilise:
+            check_rows(self.targets.values(), "stabilise=True")
 
     @abstractmethod
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
@@ -61,25 +65,26 @@ class Steady(Pruner, ABC):
         if self.settle and self.step >= self._rest and not self._frozen:
             self.freeze()
         if self.stabilise:
-            bound_dead_filters([(target, self.masks[name]) for name, target in self.targets.items()])
+            bound_dead_filters([(target, self.masks[name]) for name, target in self.targets.items()], self.shards)
         super().before_update()
 
 
 @torch.no_grad()
-def bound_dead_filters(layers: list[tuple[Target, Tensor]]) -> None:
+def bound_dead_filters(layers: list[tuple[Target, Tensor]], shards: Shards) -> None:
     """Scale the gradient of every fully masked filter down to the median norm of its layer's live filters.
 
     A layer without a live filter is measured by the median of the whole model's.
     """
     found = [
-        (target.param.grad.movedim(target.out_dim, 0), mask.movedim(target.out_dim, 0).flatten(1).any(dim=1))
+        (target.grad.movedim(target.out_dim, 0), mask.movedim(target.out_dim, 0).flatten(1).any(dim=1))
         for target, mask in layers
-        if target.param.grad is not None
+        if target.grad is not None
     ]
-    if all(bool(live.all()) for _, live in found):
+    if not any(shards.counts(~live for _, live in found)):
         return
     norms = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient, _ in found]
-    alive = [norm[live] for norm, (_, live) in zip(norms, found, strict=True)]
+    marked = [shards.rows(torch.where(live, norm, -1)) for norm, (_, live) in zip(norms, found, strict=True)]
+    alive = [norm[norm >= 0] for norm in marked]
     everywhere = torch.cat(alive)
     for (gradient, live), norm, mine in zip(found, norms, alive, strict=True):
         bound = (mine if len(mine) else everywhere).median() if len(everywhere) else norm.new_zeros(())

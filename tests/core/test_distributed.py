@@ -1,33 +1,29 @@
 """Two gloo processes: the same masks without communication, and disagreement found at the first step."""
 
-import os
-import socket
 import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regrow
+from regrow.core.agreement import DisagreementError
 from tests.core.nets import batches, sgd, small_cnn, train
+from tests.train.together import run_together
 
 
 def run_on_two(job, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(_worker, args=(job, port, str(tmp_path)), nprocs=2)
+    run_together(2, _save, job, tmp_path)
     return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-def _worker(rank, job, port, folder):
+def _save(job, folder):
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    torch.save(job(rank), f"{folder}/{rank}.pt")
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.save(job(rank), folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -61,6 +57,24 @@ def attach_before_ddp(rank):
 
 def test_ranks_that_were_initialised_differently_are_told_at_the_first_step(tmp_path):
     assert "different masks" in run_on_two(attach_before_ddp, tmp_path)[1]
+
+
+def drift_apart(rank):
+    model = DistributedDataParallel(small_cnn())
+    optimizer = sgd(model)
+    pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=4)
+    train(model, optimizer, batches(6))
+    if rank:
+        with pruner.dense(), torch.no_grad():
+            model.module[0].weight.mul_(-1)[0, 0, 0, 0] = 7.0
+    with pytest.raises(DisagreementError, match="at step 8 the ranks made different masks") as caught:
+        train(model, optimizer, batches(6))
+    return str(caught.value)
+
+
+def test_masks_that_come_to_differ_stop_all_ranks_with_an_explanation(tmp_path):
+    first, second = run_on_two(drift_apart, tmp_path)
+    assert first == second
 
 
 def attach_alone(rank):

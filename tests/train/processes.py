@@ -23,7 +23,7 @@ RECIPE = Recipe(
 
 def context():
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["regrow.sweep.work", "torch._dynamo"])
+    server.set_forkserver_preload(["regrow.sweep.work", "torch._dynamo", "torch.distributed.fsdp"])
     return server
 
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from regrow.train import checkpoint
-from regrow.train.config import Recipe
+from regrow.train.catalog import load_recipe
 from regrow.train.events import Stepped
 from regrow.train.folder import read_result
 from regrow.train.metrics import read_metrics
@@ -128,9 +128,9 @@ def test_what_the_first_process_is_refused_stops_the_others_too(tmp_path):
 LONGER = ("digits", "--width", "4", "--epochs", "30", "--every", "4", "--threads", "1", "--save-every", "0.05")
 
 
-def whole_and(folder):
-    """Return a command's undisturbed outcome on two processes, and the command for another folder."""
-    recipe = Recipe(data="digits", width=4, epochs=30, every=4, threads=1)
+def undisturbed(folder):
+    """Return the outcome of LONGER on two processes when nothing happens."""
+    recipe = load_recipe("digits").changed(width=4, epochs=30, every=4, threads=1)
     run_together(2, train_all, {"whole": recipe}, folder)
     return outcome(folder / "whole")
 
@@ -156,7 +156,7 @@ def test_a_process_killed_at_a_random_moment_is_replaced_and_the_result_is_that_
     assert agent.returncode == 0, said
     assert killed == 2, said
     assert "going on after" in said
-    assert outcome(folder)[:2] == whole_and(tmp_path)[:2]
+    assert outcome(folder)[:2] == undisturbed(tmp_path)[:2]
 
 
 @pytest.mark.slow
@@ -173,5 +173,5 @@ def test_nproc_starts_the_processes_and_passes_a_signal_on(tmp_path):
     again = subprocess.run([*command[:4], "--resume", folder, "--nproc", "2"], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert "going on after" in again.stdout
-    assert outcome(folder)[0] == whole_and(tmp_path)[0]
+    assert outcome(folder)[0] == undisturbed(tmp_path)[0]
     assert load_file(folder / "model.safetensors")
