@@ -38,7 +38,7 @@ def run_all(
     `retries` times at the same place, or raises an error, counts as failed. When all others are finished, failures are
     raised as one `SweepError`. SIGINT and SIGTERM let the runs save and raise `SweepStoppedError`.
 
-    >>> run_all([Recipe(seed=seed) for seed in range(3)], "runs/seeds")
+    >>> run_all([Recipe(seed=seed) for seed in range(3)], "runs/seeds")  # doctest: +SKIP
     [PosixPath('runs/seeds/digits-small-dpf90-s0-9c5ed4ed'), ...]
     """
     check_place(on)

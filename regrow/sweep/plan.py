@@ -22,7 +22,7 @@ def read_sweep(path: Path | str) -> list[Recipe]:
     `recipe` names the recipe to start from (one of the package's, or a file beside the sweep). Other fields at the top
     hold for all runs. `[grid]` has lists whose values are combined; `[[grid]]`, given several times, adds the runs up.
 
-    >>> [recipe.name() for recipe in read_sweep("sweep.toml")]
+    >>> [recipe.name() for recipe in read_sweep("sweep.toml")]  # doctest: +SKIP
     ['digits-small-dpf90-s0', 'digits-small-dpf90-s1']
     """
     path = Path(path)
