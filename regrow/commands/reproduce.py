@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from regrow.train.config import Recipe, RecipeError
+from regrow.train.config import Device, Recipe, RecipeError
 
 if TYPE_CHECKING:
     from regrow.paper.cells import Library
@@ -25,6 +25,8 @@ def reproduce(
     seeds: int | None = None,
     out: Path = Path("runs/reproduce"),
     workers: int | None = None,
+    on: Literal["local", "ray", "slurm"] = "local",
+    device: Device | None = None,
     tune: bool = True,
     show: bool = False,
     records: tuple[Path, ...] = (),
@@ -39,7 +41,9 @@ def reproduce(
         scale: The paper's own protocol; scaled down on CIFAR-10 for CPUs; on digits; or just to see that it runs.
         seeds: Trainings behind each number. None: 3; on digits 5, at scale smoke 1.
         out: Folder for run folders, tables and figures.
-        workers: Trainings at the same time. None: as many as there are processors.
+        workers: Trainings at the same time. None: as many as there are processors, and one if they take seconds.
+        on: Processes on this machine, a Ray cluster, or SLURM.
+        device: cpu, cuda or mps. None: as the recipes say, which is cuda for ImageNet and cpu for all others.
         tune: Tune the learning rate of methods for which none is known, on held-out training images.
         show: Train nothing; make the table from what is finished in OUT and in RECORDS.
         records: More run folders, or files of results (JSON lines), for --show.
@@ -48,7 +52,7 @@ def reproduce(
     from regrow.paper.scales import find_scale
     from regrow.train.signals import StoppedError
 
-    chosen = find_scale(scale)
+    chosen = find_scale(scale).changed(device=device)
     if seeds is not None:
         if seeds < 1:
             raise RecipeError(f"seeds must be at least 1, got {seeds}")
@@ -56,7 +60,7 @@ def reproduce(
     if name is None:
         _list(chosen)
         return 0
-    train = _Trainer(chosen, workers)
+    train = _Trainer(chosen, workers, on)
     try:
         for item in all_items().values() if name == "all" else [find_item(name)]:
             _make(item, chosen, out, train, tune=tune, show_only=show, records=records)
@@ -79,9 +83,10 @@ def _make(
 class _Trainer:
     """Runs recipes: side by side in processes of their own, or here where they take seconds. Failures are counted."""
 
-    def __init__(self, scale: Scale, workers: int | None) -> None:
+    def __init__(self, scale: Scale, workers: int | None, on: str) -> None:
         self.failed = 0
-        self._here, self._workers = scale.minutes is not None and scale.minutes < 1, workers
+        self._here = workers is None and on == "local" and scale.minutes is not None and scale.minutes < 1
+        self._workers, self._on = workers, on
 
     def __call__(self, recipes: Sequence[Recipe], folder: Path) -> None:
         from regrow.sweep import SweepError
@@ -93,12 +98,13 @@ class _Trainer:
             print(f"regrow: {error}", file=sys.stderr)
 
     def _train(self, recipes: Sequence[Recipe], folder: Path) -> None:
-        from regrow.sweep import run_all
+        from regrow.sweep import Resources, run_all
         from regrow.sweep.display import Board
 
         board = Board()
         try:
-            run_all(recipes, folder, workers=self._workers, listener=board)
+            gpus = int(any(recipe.device == "cuda" for recipe in recipes))
+            run_all(recipes, folder, workers=self._workers, on=self._on, resources=Resources(gpus=gpus), listener=board)
         finally:
             board.close()
 

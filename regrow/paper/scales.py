@@ -12,7 +12,7 @@ from typing import Any, Literal
 from regrow.paper.cells import Cell
 from regrow.paper.rates import Rates, known_rates, rate_of
 from regrow.train.catalog import load_recipe
-from regrow.train.config import Recipe, RecipeError
+from regrow.train.config import Device, Recipe, RecipeError
 
 Place = tuple[str, float]
 """A network, by the name it has in `regrow`, and a sparsity."""
@@ -40,6 +40,8 @@ class Scale:
     minutes: float | None = None
     """What one training takes on one core, where that is known."""
     rates: Rates = field(default_factory=dict)
+    device: Device | None = None
+    """Where to train. None: where the recipes say."""
 
     def places(self, published: Iterable[Place], instead: Iterable[float]) -> list[Place]:
         """Return where the paper measured; at a small scale the stand-in at the sparsities `instead`."""
@@ -59,9 +61,11 @@ class Scale:
         """Return the recipe for one training, with the learning rate that is known for the method."""
         base = self.stand_in or published_recipe(network)
         rate = rate_of(self.rates, network, method)
-        chosen = {"method": method, **({} if rate is None else {"lr": rate.lr})}
+        chosen: dict[str, Any] = {"method": method, **({} if rate is None else {"lr": rate.lr})}
         if sparsity is not None and method != "dense":
             chosen["sparsity"] = sparsity
+        if self.device is not None:
+            chosen["device"] = self.device
         return base.changed(**{**chosen, **fields})
 
     def cell(
