@@ -1,5 +1,6 @@
 """The code in the documentation runs, its links lead somewhere, and it knows every public name."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -170,6 +171,13 @@ def test_every_public_name_is_in_the_reference():
     reference = (DOCS / "api.md").read_text(encoding="utf-8")
     missing = [name for name in regrow.__all__ if f":: regrow.{name}\n" not in reference and name != "__version__"]
     assert missing == []
+
+
+def test_every_option_of_a_pruner_is_in_the_reference():
+    reference = (DOCS / "api.md").read_text(encoding="utf-8")
+    options = [name for name in inspect.signature(regrow.Pruner).parameters if name not in ("model", "optimizer")]
+    assert "sparsity" in options
+    assert [name for name in options if f"| `{name}` |" not in reference] == []
 
 
 @pytest.mark.parametrize(
