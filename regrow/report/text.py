@@ -22,18 +22,6 @@ def seeds(n: int) -> str:
     return "1 seed" if n == 1 else f"{n} seeds"
 
 
-def quantity(number: float) -> str:
-    """Return a large number with three digits and its unit.
-
-    >>> quantity(40_812_544)
-    '40.8 M'
-    """
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:.0f} {unit}"
-    return f"{number:.3g}"
-
-
 def sentence(items: list[str]) -> str:
     """Return the items as the end of a sentence."""
     return f"{'; '.join(items)}." if items else "nothing yet."

@@ -14,7 +14,7 @@ from regrow.methods.registry import find_method
 from regrow.train.config import Recipe
 from regrow.train.events import EpochEnded, Event, Finished, Started, Stepped
 from regrow.train.pruning import ramps
-from regrow.train.text import duration, short
+from regrow.train.text import duration, quantity
 
 
 class Display:
@@ -95,7 +95,7 @@ def start_table(event: Started) -> Table:
     table = _facts(title(recipe))
     table.add_row("layers", f"{len(costs.layers)}, {targeted} of them targeted")
     table.add_row("parameters", f"{costs.parameters:,}, {costs.targeted:,} of them targeted")
-    table.add_row("MACs", f"{short(costs.macs)} per image")
+    table.add_row("MACs", f"{quantity(costs.macs)} per image")
     if recipe.method != "dense":
         table.add_row("sparsity", _sparsity(recipe))
     table.add_row("training", _training(recipe, event.steps_per_epoch))
@@ -116,7 +116,7 @@ def result_table(result: dict[str, Any]) -> Table:
         table.add_row("top-5", f"{result['top5']:.2f} %{on}")
     table.add_row("sparsity", f"{100 * result['sparsity']:.2f} % of the targeted weights{_shortfall(result)}")
     table.add_row("parameters", f"{result['nonzeros']:,} left of {result['parameters']:,}")
-    table.add_row("MACs", f"{short(result['macs_kept'])} left of {short(result['macs'])}")
+    table.add_row("MACs", f"{quantity(result['macs_kept'])} left of {quantity(result['macs'])}")
     return table
 
 

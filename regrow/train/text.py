@@ -16,13 +16,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} m {rest:02} s" if minutes else f"{rest} s"
 
 
-def short(count: int) -> str:
-    """Return a large number in the unit that fits it.
+def quantity(number: float) -> str:
+    """Return a large number with three digits and its unit.
 
-    >>> short(40_812_544), short(162_688)
-    ('40.8 M', '162.7 k')
+    >>> quantity(40_812_544)
+    '40.8 M'
     """
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return str(count)
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:.0f} {unit}"
+    return f"{number:.3g}"

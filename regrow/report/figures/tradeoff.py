@@ -9,7 +9,8 @@ from typing import Any
 from regrow.report.figures.figure import SHOWN, Figure, altair, compact, finish, new_chart, series_scales, zoom
 from regrow.report.outcomes import Summary
 from regrow.report.tasks import Entry, Task
-from regrow.report.text import plus_minus, quantity, seeds, sentence
+from regrow.report.text import plus_minus, seeds, sentence
+from regrow.train.text import quantity
 
 
 @dataclass(frozen=True)
