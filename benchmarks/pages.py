@@ -65,22 +65,25 @@ def trainings(tasks: Sequence[Task], pictures: Mapping[str, str]) -> str:
 def _training(task: Task) -> str:
     lines = [
         {
-            "": row.label,
-            "sparsity": row.sparsity,
-            "top-1, %": row.top1,
+            "": _unbroken(row.label),
+            "settings": row.settings,
+            "sparsity": _unbroken(row.sparsity),
+            "top-1, %": _unbroken(row.top1),
             "seeds": str(row.seeds),
-            "epochs": row.epochs,
-            "parameters left": row.parameters,
-            "MACs left": row.macs,
+            "epochs": _unbroken(row.epochs),
+            "parameters left": _unbroken(row.parameters),
+            "MACs left": _unbroken(row.macs),
             "the paper": _published(row),
         }
         for row in rows(task, in_the_paper)
     ]
-    if all(not line["the paper"] for line in lines):
-        lines = [{name: text for name, text in line.items() if name != "the paper"} for line in lines]
-    # A number and its deviation or share stay on one line.
-    unbroken = [{name: text.replace(" ", "\u00a0") for name, text in line.items()} for line in lines]
-    return markdown(unbroken)
+    idle = [name for name in ("settings", "the paper") if not any(line[name] for line in lines)]
+    return markdown([{name: text for name, text in line.items() if name not in idle} for line in lines])
+
+
+def _unbroken(text: str) -> str:
+    """Keep a number and its deviation or share on one line."""
+    return text.replace(" ", "\u00a0")
 
 
 def _published(row: Row) -> str:
