@@ -66,7 +66,7 @@ def _training(task: Task) -> str:
     lines = [
         {
             "": _unbroken(row.label),
-            "settings": row.settings,
+            "settings": _changed(row.settings),
             "sparsity": _unbroken(row.sparsity),
             "top-1, %": _unbroken(row.top1),
             "seeds": str(row.seeds),
@@ -79,6 +79,10 @@ def _training(task: Task) -> str:
     ]
     idle = [name for name in ("settings", "the paper") if not any(line[name] for line in lines)]
     return markdown([{name: text for name, text in line.items() if name not in idle} for line in lines])
+
+
+def _changed(settings: str) -> str:
+    return ", ".join(each for each in settings.split(", ") if not each.endswith("by default"))
 
 
 def _unbroken(text: str) -> str:
