@@ -105,7 +105,9 @@ def _bracket(scores: Sequence[Tensor], count: int, dtype: torch.dtype) -> Thresh
     """Find the threshold among the few keys that a sample says are near it; None if the sample was misleading."""
     total, infinity = sum(score.numel() for score in scores), _infinity(dtype)
     stride = max(total // _SAMPLE, 1)
-    sample = np.sort(np.concatenate([_keys(in_memory_order(s)[::stride], dtype).numpy() for s in scores]))
+    sample = np.sort(
+        np.concatenate([_bits(in_memory_order(score)[::stride], dtype) for score in scores]) & _magnitude(dtype)
+    )
     # Four standard deviations of a sampled rank: missing the bracket costs a slower pass, never a wrong answer.
     slack = 4 * (len(sample) / 4) ** 0.5
     first, last = (int(count / total * len(sample) + sign * slack) for sign in (-1, 1))
@@ -113,7 +115,7 @@ def _bracket(scores: Sequence[Tensor], count: int, dtype: torch.dtype) -> Thresh
     high = int(sample[last]) if last < len(sample) else infinity
     below, kept, inside = 0, 0, []
     for index, score in enumerate(scores):
-        for keys in map(Tensor.numpy, _key_chunks(score, dtype)):
+        for keys in _key_chunks(score, dtype):
             if len(keys) and keys.max() > infinity:
                 raise NotANumberError(index)
             keys -= low
@@ -142,7 +144,7 @@ def _radix(scores: Sequence[Tensor], count: int, dtype: torch.dtype, reduce: Exc
     for shift in range(top + 1 - _DIGIT, -1, -_DIGIT):
         histogram = torch.zeros((1 << _DIGIT) + 1, dtype=torch.int64, device="cpu")  # the last one counts NaN
         for index, score in enumerate(scores):
-            for keys in _key_chunks(score, dtype):
+            for keys in map(torch.as_tensor, _key_chunks(score, dtype)):
                 nans = int(torch.count_nonzero(keys > infinity))
                 holder = index if nans and holder is None else holder
                 digits = (keys[(keys >> min(shift + _DIGIT, top)) == prefix] >> shift) & ((1 << _DIGIT) - 1)
@@ -165,30 +167,33 @@ def _dense(score: Tensor) -> Tensor:
 
 
 def _compare(operation: Callable[[Any, int], Any], score: Tensor, threshold: Threshold) -> Tensor:
-    """Compare every key with the threshold's; numpy does so several times faster than torch on the CPU."""
+    """Compare every key with the threshold's."""
     result = torch.empty_like(score, dtype=torch.bool)
-    array = Tensor.numpy if _by_numpy(score) else Tensor.detach
-    parts = in_memory_order(result).split(_chunk(score))
-    for keys, part in zip(_key_chunks(score, threshold.dtype), parts, strict=True):
-        array(part)[:] = operation(array(keys), threshold.key)
+    flat: Any = in_memory_order(result)
+    flat = flat.numpy() if _by_numpy(score) else flat
+    start = 0
+    for keys in _key_chunks(score, threshold.dtype):
+        flat[start : start + len(keys)] = operation(keys, threshold.key)
+        start += len(keys)
     return result
 
 
-def _key_chunks(score: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-    """Yield the keys in memory order, part after part in the same scratch space."""
-    scratch: Tensor | None = None
-    for chunk in in_memory_order(score).split(_chunk(score)):
-        scratch = _keys(chunk, dtype, None if scratch is None else scratch[: len(chunk)])
-        yield scratch
+def _key_chunks(score: Tensor, dtype: torch.dtype) -> Iterator[Any]:
+    """Yield the keys in memory order, part after part."""
+    values = _bits(in_memory_order(score), dtype)
+    size = _CHUNK if _by_numpy(score) else _DEVICE_CHUNK
+    for start in range(0, len(values), size):
+        yield values[start : start + size] & _magnitude(dtype)
 
 
-def _keys(flat: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    values = bits(flat.contiguous().to(dtype))
-    return torch.bitwise_and(values, torch.iinfo(values.dtype).max, out=out)
+def _bits(flat: Tensor, dtype: torch.dtype) -> Any:
+    """Return floats as integers: an array on the CPU, where numpy is several times faster than torch, else a tensor."""
+    values = bits(flat.to(dtype))
+    return values.numpy() if _by_numpy(flat) else values
 
 
-def _chunk(score: Tensor) -> int:
-    return _CHUNK if _by_numpy(score) else _DEVICE_CHUNK
+def _magnitude(dtype: torch.dtype) -> int:
+    return (1 << (8 * dtype.itemsize - 1)) - 1
 
 
 def _by_numpy(score: Tensor) -> bool:
