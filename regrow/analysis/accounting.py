@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regrow.analysis.uses import Uses, count_uses
-from regrow.core.targets import named_parameters
+from regrow.host.targets import named_parameters
 
 
 @dataclass(frozen=True)

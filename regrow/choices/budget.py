@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regrow.core.budget import Budget, Pool, alive, cut_over, find_named
-from regrow.core.shards import Shards
+from regrow.host.shards import Shards
 
 Scope = Literal["global", "layer", "er", "erk", "redistributed"]
 

@@ -9,7 +9,7 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import Parameter
 
-from regrow.core.targets import Target, named_parameters
+from regrow.host.targets import Target, named_parameters
 
 
 def layers_and_norms(model: nn.Module) -> Iterator[tuple[nn.Module, _BatchNorm | None]]:

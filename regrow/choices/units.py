@@ -15,9 +15,9 @@ from regrow.choices.channels import companions, norm_scales
 from regrow.choices.score import CRITERIA, Criterion
 from regrow.core.budget import alive
 from regrow.core.schedule import Schedule
-from regrow.core.shards import held, is_sharded
-from regrow.core.targets import Target
 from regrow.core.units import Units
+from regrow.host.shards import held, is_sharded
+from regrow.host.targets import Target
 
 
 @dataclass(frozen=True)

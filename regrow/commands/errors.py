@@ -10,7 +10,7 @@ FAILED, MISUSED = 1, 2
 
 def explain(error: Exception) -> int:
     """Print an error that has an explanation in one line and return the exit code; raise what is a bug of ours."""
-    from regrow.core.agreement import DisagreementError
+    from regrow.host.agreement import DisagreementError
     from regrow.train.config import RecipeError
     from regrow.train.loop import DivergedError
     from regrow.train.world import FirstFailedError, rank
@@ -30,9 +30,9 @@ def explain(error: Exception) -> int:
 
 
 def _expected(error: Exception) -> bool:
-    from regrow.core.agreement import DisagreementError
     from regrow.data import DataError
     from regrow.deploy.container import FormatError
+    from regrow.host.agreement import DisagreementError
     from regrow.sweep import ClusterError, SweepError
     from regrow.train.files import FolderError
     from regrow.train.loop import DivergedError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regrow.core.select import NotANumberError, Threshold, cut, find_threshold
-from regrow.core.shards import Shards
+from regrow.host.shards import Shards
 
 Pool = tuple[list[str], int]
 """Names of tensors that compete, and how many of their units go."""

@@ -13,18 +13,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core import agreement
-from regrow.core.attach import check_free, hookable, is_nested, is_pretence
 from regrow.core.budget import Budget, alive
-from regrow.core.masks import Masks
+from regrow.core.masks import Masks, pack
 from regrow.core.schedule import Schedule, as_schedule, check_every, check_sparsity
-from regrow.core.shards import drop_gathered, gathering_modules, held, shards_of
 from regrow.core.state import checked_masks, load_weights, save_weights
 from regrow.core.stats import Stats, quality
-from regrow.core.targets import Target, TargetSpec, find_targets, named_parameters
 from regrow.core.units import Units
-from regrow.core.warn import warn
-from regrow.core.weights import Memory, Weight
+from regrow.core.weights import Memory, Weight, Weights
+from regrow.host import agreement
+from regrow.host.optimizers import check_free, hookable, is_nested, is_pretence
+from regrow.host.shards import drop_gathered, gathering_modules, held, shards_of
+from regrow.host.targets import Target, TargetSpec, find_targets, named_parameters
+from regrow.host.warn import warn
 
 
 class BasePruner:
@@ -64,12 +64,11 @@ class BasePruner:
         self._companions = self.units.companions(model, found)
         self.held = [*found, *chain.from_iterable(self._companions.values())]
         check_free(self.held, self.optimizer, self._holders)
-        self.check_company([other for other in self._holders.values() if other.optimizer is self.optimizer])
         self._group, self._offload = group, offload
         self.shards = shards_of((each.name, each.param) for each in self.held)
         self._gathering = gathering_modules(model)
-        self._weights = {target.name: self.hold(target) for target in self.held}
-        self._shown = self._frozen = self._agreed = self._uncounted = False
+        self._weights = Weights({target.name: self.hold(target) for target in self.held})
+        self._frozen = self._agreed = self._uncounted = False
         self._collapsed: set[str] = set()
         self.step = self.flips = 0
         self.requested = 0.0
@@ -123,9 +122,6 @@ class BasePruner:
     def after_update(self) -> None:
         """Run when the parameters hold ŵ again."""
 
-    def check_company(self, others: list[BasePruner]) -> None:
-        """Refuse other pruners of the same optimizer, if there are reasons to."""
-
     @property
     def weights(self) -> dict[str, Tensor]:
         """The weights that are trained: dense for methods that keep what they pruned."""
@@ -145,16 +141,14 @@ class BasePruner:
     @property
     def sparsity(self) -> float:
         """The share of targeted weights that is pruned now."""
-        masks = self.masks
-        kept, total = (sum(self.shards.counts(masks.values())), sum(self.shards.sizes(masks.values())))
-        return 1 - kept / total
+        kept, sizes = self._counts()
+        return 1 - sum(kept) / sum(sizes)
 
     def stats(self) -> Stats:
         """Return reached and requested sparsity, per layer too, δ_t, flips and collapsed layers."""
-        self._adopt_foreign_writes()
-        masks = self.masks
-        kept, sizes = self.shards.counts(masks.values()), self.shards.sizes(masks.values())
-        layers = {name: 1 - left / size for name, left, size in zip(masks, kept, sizes, strict=True)}
+        self._weights.adopt(self.step)
+        kept, sizes = self._counts()
+        layers = {name: 1 - left / size for name, left, size in zip(self._weights, kept, sizes, strict=True)}
         return Stats(
             step=self.step,
             requested=self.requested,
@@ -165,14 +159,18 @@ class BasePruner:
             collapsed=tuple(name for name in self.targets if layers[name] == 1),
         )
 
+    def _counts(self) -> tuple[list[int], list[int]]:
+        masks = self.masks.values()
+        return self.shards.counts(masks), self.shards.sizes(masks)
+
     @contextmanager
     def dense(self) -> Iterator[None]:
         """Let the model hold the dense weights for a while, for example to evaluate them."""
-        if self._shown:
+        if self._weights.shown:
             yield
             return
         self.restore()
-        self._show()
+        self._weights.show()
         drop_gathered(self._gathering)
         try:
             yield
@@ -185,10 +183,10 @@ class BasePruner:
 
         The next step does so as well, but a forward pass in between would see the dense weights.
         """
-        if self._shown:
+        if self._weights.shown:
             self._hide()
         else:
-            self._adopt_foreign_writes()
+            self._weights.adopt(self.step)
 
     def freeze(self) -> None:
         """Fix the masks from now on and drop what was pruned: the fine-tuning phase."""
@@ -199,7 +197,7 @@ class BasePruner:
 
     def detach(self) -> None:
         """Let go of the optimizer; the model stays as it is, pruned."""
-        if self._shown:
+        if self._weights.shown:
             self._hide()
         for hook in self._hooks:
             hook.remove()
@@ -220,7 +218,7 @@ class BasePruner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs besides the states of model and optimizer, as plain tensors and numbers."""
-        self._adopt_foreign_writes()
+        self._weights.adopt(self.step)
         return {
             **self.settings(),
             "step": self.step,
@@ -235,7 +233,7 @@ class BasePruner:
         """Continue where `state_dict` was taken: attach, then load the states of model, optimizer and pruner."""
         for weight in self._weights.values():
             weight.point_back()  # an interrupted step, or dense(), had left the model elsewhere when it was loaded
-        self._shown = False
+        self._weights.shown = False
         masks = checked_masks(state, self.settings(), self._weights)
         for weight in self._weights.values():
             weight.bind()  # the model was just given its weights: they need not fit the masks of before
@@ -243,7 +241,7 @@ class BasePruner:
             self.freeze()
         elif self._frozen:
             self._frozen = False
-            self._weights = {name: self.hold(weight.target) for name, weight in self._weights.items()}
+            self._weights = Weights({target.name: self.hold(target) for target in self.held})
         load_weights(state, masks, self._weights)
         self.step, self.flips, self.requested = state["step"], state["flips"], state["requested"]
         self.load_extra_state(state["extra"])
@@ -251,19 +249,20 @@ class BasePruner:
     # How it works
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self._shown and is_nested(optimizer):
+        if self._weights.shown and is_nested(optimizer):
             return None
         self.restore()
-        if not self._agreed:
-            self._check_agreement()
-            self._agreed = True
+        if not self._agreed and not self.shards.spread:  # shards make one mask together
+            sources = (weight.source for weight in self._weights.values())
+            agreement.check_start(chain(self._packed_masks(), sources), self._group)
+        self._agreed = True
         self._uncounted = is_pretence(optimizer, self.shards)
         given = (*args[1:], *kwargs.values())  # args[0] is the optimizer itself
         if not any(map(callable, given)):
             self.before_update()
         args = (args[0], *map(self._at_pruned_weights, args[1:]))
         kwargs = {name: self._at_pruned_weights(value) for name, value in kwargs.items()}
-        self._show()
+        self._weights.show()
         return args, kwargs
 
     def _at_pruned_weights(self, closure: Any) -> Any:
@@ -273,7 +272,7 @@ class BasePruner:
             self._hide()
             loss = closure()
             self.before_update()
-            self._show()
+            self._weights.show()
             return loss
 
         return evaluate if callable(closure) else closure
@@ -288,13 +287,13 @@ class BasePruner:
                 self.step += 1
                 if not self._frozen and self.due(self.step):
                     self._refresh()
-                    self._check_agreement(masks_only=True)
+                    if not self.shards.spread:
+                        agreement.check_masks(self._packed_masks(), self._group, step=self.step)
         finally:
             self._hide()
 
-    def _check_agreement(self, *, masks_only: bool = False) -> None:
-        if not self.shards.spread:  # shards make one mask together
-            agreement.check(self._weights.values(), self._group, step=self.step, masks_only=masks_only)
+    def _packed_masks(self) -> Iterator[Tensor]:
+        return (pack(weight.mask) for weight in self._weights.values())
 
     def _refresh(self) -> None:
         if self._frozen or self.memory is Memory.FORGET:
@@ -325,34 +324,9 @@ class BasePruner:
                     "unit of every layer, scope='layer' prunes all layers alike."
                 )
 
-    def _show(self) -> None:
-        self._shown = True  # first: whoever is interrupted in between hides again
-        for weight in self._weights.values():
-            weight.show()
-
     def _hide(self) -> None:
-        for weight in self._weights.values():
-            weight.hide()
-        self._shown = False
+        self._weights.hide()
         self.after_update()
-
-    def _adopt_foreign_writes(self) -> None:
-        if self._shown:
-            return
-        weights = list(self._weights.values())
-        looked_at = weights[self.step % len(weights)]
-        unseen = not looked_at.touched and not looked_at.intact
-        if unseen:
-            warn(
-                f"{looked_at.target.name} was written through .data, which leaves no trace for autograd. All weights "
-                "are taken as they are, but only one layer per step is looked at: write under torch.no_grad() instead."
-            )
-        for weight in weights:
-            if (unseen or weight.touched) and weight.adopt() and not unseen:
-                warn(
-                    f"{weight.target.name} was given new weights since the last step, some where it is pruned. They "
-                    "are taken as its dense weights and pruned after this step; attach the pruner after loading."
-                )
 
     def settings(self) -> dict[str, Any]:
         """Return what a saved run and the one that continues it must have in common."""

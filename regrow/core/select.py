@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regrow.core.layout import bits, in_memory_order, is_dense
+from regrow.host.layout import bits, in_memory_order, is_dense
 
 Exchange = Callable[[Tensor], Tensor]
 """A sum over shards, or, of numbers of ties, the sum over all that come before this shard's own."""

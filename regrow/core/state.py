@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regrow.core.masks import pack, unpack
-from regrow.core.shards import is_sharded, sharded_like
 from regrow.core.weights import Memory, Weight
+from regrow.host.shards import is_sharded, sharded_like
 
 
 def save_weights(weights: Mapping[str, Weight]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regrow.core.shards import Shards
 from regrow.core.weights import Weight
+from regrow.host.shards import Shards
 
 
 @dataclass(frozen=True)

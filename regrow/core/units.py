@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from regrow.core.schedule import Schedule
-from regrow.core.targets import Target
+from regrow.host.targets import Target
 
 
 class Units:

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regrow.core.layout import bits, in_memory_order
-from regrow.core.shards import is_sharded
-from regrow.core.targets import Target, check_storage
+from regrow.host.layout import bits, in_memory_order
+from regrow.host.shards import is_sharded
+from regrow.host.targets import Target, check_storage
+from regrow.host.warn import warn
 
 _SAMPLED = 64
 
@@ -158,6 +159,42 @@ class Weight:
             behind = self.dense.to(self.pruned.device)
             self.dense.copy_(self.pruned if dense else torch.where(self.mask, self.pruned, behind))
         return dense and self.memory is not Memory.SOFT
+
+
+class Weights(dict[str, Weight]):
+    """All that a pruner holds; `shown` while the parameters hold w, as they do during a step."""
+
+    shown = False
+
+    def show(self) -> None:
+        """Let the parameters hold w."""
+        self.shown = True  # first: whoever is interrupted in between hides again
+        for weight in self.values():
+            weight.show()
+
+    def hide(self) -> None:
+        """Let the parameters hold ŵ."""
+        for weight in self.values():
+            weight.hide()
+        self.shown = False
+
+    def adopt(self, step: int) -> None:
+        """Take over what others have written since the last step; one weight, by turns, is looked at closely."""
+        if self.shown:
+            return
+        suspect = list(self.values())[step % len(self)]
+        unseen = not suspect.touched and not suspect.intact
+        if unseen:
+            warn(
+                f"{suspect.target.name} was written through .data, which leaves no trace for autograd. All weights are "
+                "taken as they are, but only one layer per step is looked at: write under torch.no_grad() instead."
+            )
+        for name, weight in self.items():
+            if (unseen or weight.touched) and weight.adopt() and not unseen:
+                warn(
+                    f"{name} was given new weights since the last step, some where it is pruned. They are taken as its "
+                    "dense weights and pruned after this step; attach the pruner after loading."
+                )
 
 
 def _like(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:

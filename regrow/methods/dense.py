@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from regrow.core.targets import TargetSpec
 from regrow.core.weights import Memory
+from regrow.host.targets import TargetSpec
 from regrow.methods.about import About
 from regrow.methods.pruner import Pruner
 

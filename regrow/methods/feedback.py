@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 
 from regrow.choices.decay import Decay
 from regrow.core.masks import Masks
-from regrow.core.shards import is_sharded
-from regrow.core.targets import Target, TargetSpec
 from regrow.core.weights import Memory, Weight
+from regrow.host.shards import is_sharded
+from regrow.host.targets import Target, TargetSpec
 from regrow.methods.about import About
 from regrow.methods.compressors import Compressor, parse_compressor
 from regrow.methods.pruner import Pruner

@@ -23,9 +23,9 @@ from regrow.choices.budget import Allotment, Scope
 from regrow.core.budget import alive
 from regrow.core.masks import Masks, pack, unpack
 from regrow.core.schedule import check_sparsity
-from regrow.core.shards import is_sharded
-from regrow.core.targets import TargetSpec, find_targets
 from regrow.core.weights import Memory
+from regrow.host.shards import is_sharded
+from regrow.host.targets import TargetSpec, find_targets
 from regrow.methods.about import About
 
 Train = Callable[[nn.Module, Masks, int], Any]

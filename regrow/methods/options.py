@@ -10,7 +10,7 @@ import torch.distributed as dist
 from regrow.choices.budget import Scope
 from regrow.choices.decay import Decay
 from regrow.choices.score import Criterion
-from regrow.core.targets import TargetSpec
+from regrow.host.targets import TargetSpec
 
 
 class Options(TypedDict, total=False):

@@ -12,10 +12,10 @@ from regrow.choices.budget import Allotment, Scope
 from regrow.choices.decay import Decay, DecayAtPruned, at_pruned
 from regrow.choices.score import Criterion
 from regrow.choices.units import parse_unit
-from regrow.core.attach import hookable
 from regrow.core.pruner import BasePruner
 from regrow.core.schedule import Schedule
-from regrow.core.targets import TargetSpec
+from regrow.host.optimizers import hookable
+from regrow.host.targets import TargetSpec
 from regrow.methods.options import ExplicitSignature
 
 
@@ -48,7 +48,11 @@ class Pruner(BasePruner):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.unit, self.criterion, self.channels = unit, criterion, channels
-        self._decay = DecayAtPruned(hookable(optimizer)) if at_pruned(decay) else None
+        optimizer = hookable(optimizer)
+        self._decay = DecayAtPruned(optimizer) if at_pruned(decay) else None
+        others = [other for other in self._holders.values() if other.optimizer is optimizer]
+        if any(self._decay or getattr(other, "_decay", None) for other in others):
+            raise ValueError("decay='pruned' concerns a whole optimizer: give it one pruner for all its weights")
         super().__init__(
             model,
             optimizer,
@@ -61,11 +65,6 @@ class Pruner(BasePruner):
             offload=offload,
             group=group,
         )
-
-    def check_company(self, others: list[BasePruner]) -> None:
-        """Refuse to share the optimizer when one of its pruners changes its weight decay."""
-        if any(self._decay or getattr(other, "_decay", None) for other in others):
-            raise ValueError("decay='pruned' concerns a whole optimizer: give it one pruner for all its weights")
 
     def before_update(self) -> None:
         """Run when the gradients at ŵ are known and the parameters still hold ŵ."""

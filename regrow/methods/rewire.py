@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from regrow.choices.budget import Scope, keep_largest
 from regrow.choices.random import uniform
-from regrow.core.shards import held
-from regrow.core.targets import TargetSpec
+from regrow.host.shards import held
+from regrow.host.targets import TargetSpec
 from regrow.methods.options import check_constant, needed
 from regrow.methods.pruner import Pruner
 

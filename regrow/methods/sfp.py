@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 from regrow.choices.budget import prune_named
 from regrow.choices.score import Criterion
 from regrow.core.schedule import Schedule
-from regrow.core.targets import TargetSpec
 from regrow.core.weights import Memory
+from regrow.host.targets import TargetSpec
 from regrow.methods.about import About
 from regrow.methods.options import needed
 from regrow.methods.pruner import Pruner

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
-from regrow.core.shards import is_sharded
+from regrow.host.shards import is_sharded
 from regrow.methods.about import About
 from regrow.methods.options import Options, check_constant
 from regrow.methods.pruner import Pruner

@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 
 from regrow.choices.units import check_rows
 from regrow.core.schedule import Schedule
-from regrow.core.shards import Shards
-from regrow.core.targets import Target
+from regrow.host.shards import Shards
+from regrow.host.targets import Target
 from regrow.methods.options import Options, check_share, needed
 from regrow.methods.pruner import Pruner
 

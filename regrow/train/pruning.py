@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from regrow.core import Constant, Cubic, Masks
 from regrow.core.schedule import Schedule
-from regrow.core.targets import find_targets
 from regrow.deploy.files import load_model
+from regrow.host.targets import find_targets
 from regrow.methods import Dense, Fixed, Pruner
 from regrow.methods.registry import find_method, method_options
 from regrow.train.config import Recipe, RecipeError

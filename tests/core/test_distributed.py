@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regrow
-from regrow.core.agreement import DisagreementError
+from regrow.host.agreement import DisagreementError
 from tests.core.nets import batches, sgd, small_cnn, train
 from tests.train.together import run_together
 

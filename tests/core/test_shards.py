@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import regrow
 from regrow.choices.budget import keep_largest, row_sum
 from regrow.choices.random import uniform
-from regrow.core.shards import shards_of
+from regrow.host.shards import shards_of
 from tests.core.nets import batches, sgd, small_cnn, train
 from tests.train.together import run_together
 
@@ -215,7 +215,7 @@ def seams():
     assert isinstance(tensor, DTensor)
     shards, single = shards_of([("w", tensor)]), shards_of([("w", whole)])
     part = tensor.to_local()
-    target = regrow.core.targets.Target("w", tensor)
+    target = regrow.host.targets.Target("w", tensor)
     assert torch.equal(shards.rows(part), whole)
     assert shards.sizes([part]) == [35]
     assert row_sum(part, shards) == row_sum(whole, single)

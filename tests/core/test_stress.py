@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import regrow
-from regrow.core.layout import bits, in_memory_order
+from regrow.host.layout import bits, in_memory_order
 from tests.core.nets import batches, sgd, small_cnn, train
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from regrow.core.shards import Shards, held
-from regrow.core.targets import Target
+from regrow.host.shards import Shards, held
+from regrow.host.targets import Target
 
 
 def hookable(optimizer: Any) -> Optimizer:

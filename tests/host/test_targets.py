@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import regrow
-from regrow.core.targets import clean_name, find_targets
+from regrow.host.targets import clean_name, find_targets
 from tests.core.nets import sgd, small_cnn
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import regrow
-from regrow.core.targets import find_targets
+from regrow.host.targets import find_targets
 from tests.core.nets import batches, sgd, small_cnn, train
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import Parameter, UninitializedParameter
 
-from regrow.core.layout import is_dense
-from regrow.core.shards import check_placement, first_row, held, is_sharded
-from regrow.core.warn import warn
+from regrow.host.layout import is_dense
+from regrow.host.shards import check_placement, first_row, held, is_sharded
+from regrow.host.warn import warn
 
 TargetSpec = str | Iterable[str] | Callable[[str, Parameter], bool] | None
 
