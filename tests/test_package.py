@@ -1,3 +1,5 @@
+"""What `import regrow` gives, and what it says to a name or a value that is wrong."""
+
 import ast
 import subprocess
 import sys

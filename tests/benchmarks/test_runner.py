@@ -1,3 +1,5 @@
+"""Benchmarks are fair to all contenders and leave a table and a file."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Sparsity over time: the paper's ramp, and what is refused."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,3 +1,5 @@
+"""Small image files like those that people have."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Batches are the same from any start, on any number of processes, and in every rerun."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The real CIFAR-10, where it is on the disk, is what it is said to be."""
+
 from __future__ import annotations
 
 import os

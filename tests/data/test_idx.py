@@ -1,3 +1,5 @@
+"""Fashion-MNIST in idx files, whole and damaged."""
+
 from __future__ import annotations
 
 import gzip

@@ -1,3 +1,5 @@
+"""ImageNet as folders and as shards: order, evaluation, workers, damage."""
+
 from __future__ import annotations
 
 import io

@@ -1,3 +1,5 @@
+"""Sets in memory: digits, parts that are held out, and what is refused."""
+
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, replace

@@ -1,3 +1,5 @@
+"""Images in the hub's parquet layout, whole and damaged."""
+
 from __future__ import annotations
 
 import contextlib

@@ -1,3 +1,5 @@
+"""Packed files give back what was saved, and are close to the limit."""
+
 import os
 import signal
 import subprocess

@@ -1,3 +1,5 @@
+"""A shrunk network computes what the pruned one did."""
+
 from __future__ import annotations
 
 import copy

@@ -1,3 +1,5 @@
+"""Which parameters are pruned by default, by name, by glob and by predicate."""
+
 import copy
 
 import pytest

@@ -1,3 +1,5 @@
+"""Figures that everyone can read, and files of them."""
+
 import json
 import shutil
 import subprocess

@@ -1,3 +1,5 @@
+"""What is counted in a report, and how numbers are written."""
+
 import json
 import math
 import shutil

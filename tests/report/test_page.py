@@ -1,3 +1,5 @@
+"""The page of a report works offline, for everyone, in a real browser."""
+
 import itertools
 import json
 import re

@@ -1,3 +1,5 @@
+"""Sweeps on Ray and as submitted jobs, with workers that die."""
+
 import os
 import signal
 import threading

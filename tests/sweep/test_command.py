@@ -1,3 +1,5 @@
+"""`regrow sweep` as people call it."""
+
 import pytest
 
 from tests.sweep.test_run_all import QUICK

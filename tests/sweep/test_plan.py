@@ -1,3 +1,5 @@
+"""What a sweep's file means, and what is refused."""
+
 import pytest
 
 from regrow.sweep import read_sweep

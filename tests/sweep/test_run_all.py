@@ -1,3 +1,5 @@
+"""A sweep survives failures, deaths and interruptions, and repeats nothing."""
+
 import os
 import re
 import signal

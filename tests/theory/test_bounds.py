@@ -1,3 +1,5 @@
+"""The bounds of the theorems hold on problems whose constants are known."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""The picture shows what it is said to show, and the study is written down."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""DPF learns real images."""
+
 import os
 
 import pytest

@@ -1,3 +1,5 @@
+"""The command line as people call it, with its mistakes."""
+
 import subprocess
 import sys
 

@@ -1,3 +1,5 @@
+"""Recipes are read, checked, written and told apart."""
+
 import dataclasses
 
 import pytest

@@ -1,3 +1,5 @@
+"""A run leaves what it should, and does what its recipe says."""
+
 import json
 import re
 import sys

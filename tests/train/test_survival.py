@@ -1,3 +1,5 @@
+"""Runs that are killed, stopped or out of room go on to the same bits."""
+
 import os
 import random
 import resource

@@ -1,3 +1,5 @@
+"""TensorBoard gets the curves of a run once."""
+
 import pytest
 
 from regrow.train.run import run
