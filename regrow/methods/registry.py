@@ -20,7 +20,7 @@ def find_method(name: str) -> type[Pruner]:
     >>> find_method("sparse-momentum").__name__
     'SparseMomentum'
     """
-    for cls in _methods(Pruner):
+    for cls in imported_methods():
         if _plain(cls.__name__) == _plain(name):
             return cls
     for point in entry_points(group="regrow.methods"):
@@ -39,7 +39,7 @@ def find_method(name: str) -> type[Pruner]:
 
 def method_names() -> list[str]:
     """Return the names of all methods, those of installed packages too, without importing these."""
-    loaded = {cls.__name__ for cls in _methods(Pruner)}
+    loaded = {cls.__name__ for cls in imported_methods()}
     return sorted(loaded | {point.name for point in entry_points(group="regrow.methods")}, key=str.lower)
 
 
@@ -49,11 +49,12 @@ def method_options(method: type[Pruner]) -> dict[str, Any]:
     return {option.name: ... if option.default is option.empty else option.default for option in options}
 
 
-def _methods(cls: type[Pruner]) -> Iterator[type[Pruner]]:
+def imported_methods(cls: type[Pruner] = Pruner) -> Iterator[type[Pruner]]:
+    """Yield every method that has been imported: the subclasses of `cls` that say how they prune."""
     for subclass in cls.__subclasses__():
         if not inspect.isabstract(subclass):
             yield subclass
-        yield from _methods(subclass)
+        yield from imported_methods(subclass)
 
 
 def _plain(name: str) -> str:

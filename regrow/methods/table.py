@@ -9,7 +9,7 @@ from regrow.core.weights import Memory
 from regrow.methods.dense import Dense
 from regrow.methods.lottery import LotteryTicket
 from regrow.methods.options import Options
-from regrow.methods.registry import find_method, method_names, method_options
+from regrow.methods.registry import imported_methods, method_options
 from regrow.methods.rewire import RewireOptions
 
 _COMMON = {*get_type_hints(Options), *get_type_hints(RewireOptions), "sparsity"}
@@ -21,8 +21,8 @@ _HEAD = ("method", "paper", "when", "score", "budget", "memory", "options", "cos
 
 def table() -> str:
     """Return the table in Markdown: all methods that come with the package."""
-    methods = [find_method(name) for name in method_names()]
-    known: list[Any] = [method for method in methods if method.__module__.startswith("regrow.")]
+    known: list[Any] = [method for method in imported_methods() if method.__module__.startswith("regrow.")]
+    known.sort(key=lambda method: method.__name__.lower())
     rows = [_HEAD, tuple("---" for _ in _HEAD), *(_row(method) for method in [*known, LotteryTicket])]
     return "\n".join(
         [_NOTE, "", "# All methods in one table", "", *("| " + " | ".join(row) + " |" for row in rows), ""]
