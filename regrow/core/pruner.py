@@ -138,6 +138,13 @@ class BasePruner:
         """
         return Masks({name: weight.mask for name, weight in self._weights.items()})
 
+    def whole_masks(self) -> Masks:
+        """Return the masks of sharded weights, the rows of all processes put together; otherwise `masks`."""
+        if not self.shards.spread:
+            return self.masks
+        rows = {name: self.shards.rows(mask.to(torch.uint8)) for name, mask in self.masks.items()}
+        return Masks({name: mask.to(torch.bool) for name, mask in rows.items()})
+
     @property
     def sparsity(self) -> float:
         """The share of targeted weights that is pruned now."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 Device = Literal["cpu", "cuda", "mps"]
 
 # Where a run happens does not change what it is.
-_NOT_IN_KEY = ("device", "threads")
+_NOT_IN_KEY = ("device", "threads", "parallel")
 
 
 class RecipeError(ValueError):
@@ -108,6 +108,8 @@ class Recipe:
     """Compile the network with torch.compile; worth its minutes on GPUs only."""
     device: Device = "cpu"
     """Where to train."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """What several processes hold: each all weights (ddp), or each some rows of every weight (fsdp)."""
     threads: int | None = None
     """CPU threads; a run is bit-reproducible for a fixed number. None: what torch chooses."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ def remove_partial(folder: Path) -> None:
     for path in folder.glob(".*"):
         if re.fullmatch(r"\.[a-z]+\.(pt|json|toml|safetensors)\.[0-9a-f]{8}", path.name):
             path.unlink(missing_ok=True)
+
+
+def remove_shards(folder: Path, keep: str) -> None:
+    """Remove the sharded tensors of earlier checkpoints, and what a killed process was writing."""
+    for path in folder.glob("shards-*"):
+        if path.name != keep:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -17,11 +17,13 @@ from regrow.analysis import Dynamics
 from regrow.core import Masks
 from regrow.core.masks import unpack
 from regrow.data import DataError
+from regrow.host.shards import held, is_sharded
 from regrow.methods import Fixed, Pruner
+from regrow.models import Network
 from regrow.train import parts
 from regrow.train.config import Recipe, RecipeError
 from regrow.train.evaluation import evaluate
-from regrow.train.parallel import spread
+from regrow.train.parallel import share_buffers, spread, whole
 from regrow.train.pruning import make_pruner
 from regrow.train.rates import Rate, finetuning_rate, training_rate
 from regrow.train.world import World
@@ -76,14 +78,14 @@ class Trainer:
         # The network first: a misspelt one is noticed before minutes of decoding.
         self.model = parts.make_model(recipe, sets.info if sets else None)
         self.sets = sets or parts.make_sets(recipe, world)
-        network = spread(self.model, world)
+        network = spread(self.model, world, recipe.parallel)
         self._network: nn.Module = cast(nn.Module, torch.compile(network)) if recipe.compile else network
         self._losses: list[tuple[int, Tensor, int]] = []
         self.step, self.tally = 0, Tally()
         if state is not None:
             self.model.load_state_dict(state["model"])
         self.phase = self._training() if state is None else self._saved_phase(state)
-        self.dynamics = Dynamics(self.phase.pruner.masks)
+        self.dynamics = Dynamics(self.phase.pruner.whole_masks())
         if state is not None:
             self.dynamics.load_state_dict(state["dynamics"])
             self.step, self.tally = state["step"], Tally(**state["tally"])
@@ -112,7 +114,7 @@ class Trainer:
                 return
             if self.step == self.phase.end:
                 self.phase.pruner.detach()
-                self.phase = self._finetuning(self.phase.pruner.masks)
+                self.phase = self._finetuning(self.phase.pruner.whole_masks())
             epoch, batch = divmod(self.step, self.sets.steps)
             self._train(epoch, batch, after_step)
 
@@ -131,12 +133,8 @@ class Trainer:
         }
 
     def _saved_phase(self, state: Mapping[str, Any]) -> Phase:
-        if state["phase"] == "train":
-            phase = self._training()
-        else:
-            shapes, packed = state["pruner"]["shapes"], state["pruner"]["masks"].items()
-            masks = {name: unpack(bits, torch.Size(shapes[name]), name) for name, bits in packed}
-            phase = self._finetuning(Masks(masks))
+        training = state["phase"] == "train"
+        phase = self._training() if training else self._finetuning(_saved_masks(state["pruner"]))
         # Once more: a method may prune what it meets when it is attached.
         self.model.load_state_dict(state["model"])
         phase.optimizer.load_state_dict(state["optimizer"])
@@ -172,12 +170,12 @@ class Trainer:
             group["lr"] = rate
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.bf16):
             loss = F.cross_entropy(self._network(images), labels)
-        whole = self.sets.train.images(self.step % self.sets.steps)
+        count = self.sets.train.images(self.step % self.sets.steps)
         self._losses.append((self.step + 1, loss.detach(), len(labels)))
         if self.device.type == "cpu" or len(self._losses) == _LOSSES_AT_ONCE:
             self._settle_losses()
         # The mean over processes is the mean over the whole batch, though their shares of it may differ by an image.
-        (loss * (len(labels) * self._world.size / whole)).backward()
+        (loss * (len(labels) * self._world.size / count)).backward()
         try:
             optimizer.step()
         except ValueError:
@@ -185,19 +183,21 @@ class Trainer:
             raise
         optimizer.zero_grad()
         self.step += 1
-        self.tally.images += whole
+        self.tally.images += count
         pruner = self.phase.pruner
         if pruner.due(pruner.step):
-            self.dynamics.observe(pruner.masks)
+            self.dynamics.observe(pruner.whole_masks())
 
     def _end_epoch(self, after_batch: Callable[[], None]) -> dict[str, Any]:
         """Evaluate, and return what is known about the epoch; only the last two entries depend on the clock."""
         self._settle_losses()
         self.check_finite()
+        if self.recipe.parallel == "fsdp":
+            share_buffers(self.model, self._world)
         score = evaluate(
             self._network, self.sets.test, bf16=self.recipe.bf16, after_batch=after_batch, world=self._world
         )
-        stats, moved = self.phase.pruner.stats(), self.dynamics.epoch_end(self.phase.pruner.masks)
+        stats, moved = self.phase.pruner.stats(), self.dynamics.epoch_end(self.phase.pruner.whole_masks())
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -230,13 +230,33 @@ class Trainer:
     def check_finite(self) -> None:
         """Raise `DivergedError` unless all weights are finite numbers, those behind the pruned model too."""
         weights = {**dict(self.model.named_parameters()), **self.phase.pruner.weights}
-        for name, weight in weights.items():
-            if not torch.isfinite(weight).all():
-                raise DivergedError(f"{name} is no longer finite at step {self.step} ({self._where()})")
+        bad = [index for index, weight in enumerate(weights.values()) if not torch.isfinite(held(weight)).all()]
+        [worst] = self._world.most(bad[0] if bad else -1)
+        if worst >= 0:
+            name = list(weights)[int(worst)]
+            raise DivergedError(f"{name} is no longer finite at step {self.step} ({self._where()})")
+
+    def whole_model(self) -> Network:
+        """Return the model; a sharded one put together, as a copy."""
+        if self.recipe.parallel != "fsdp":
+            return self.model
+        model = parts.make_model(self.recipe, self.sets.info)
+        model.load_state_dict({name: whole(value) for name, value in self.model.state_dict().items()})
+        return model
 
     def _where(self) -> str:
         rate = self.phase.rate(self.step - self.phase.start)
         return f"epoch {self.epoch + 1}, learning rate {rate:g}"
+
+
+def _saved_masks(state: Mapping[str, Any]) -> Masks:
+    saved, shapes = state["masks"].items(), state["shapes"]
+    return Masks(
+        {
+            name: whole(mask).to(torch.bool) if is_sharded(mask) else unpack(mask, torch.Size(shapes[name]), name)
+            for name, mask in saved
+        }
+    )
 
 
 def make_trainer(

@@ -76,14 +76,15 @@ def make_model(recipe: Recipe, info: Info | None = None) -> models.Network:
 
 
 def make_optimizer(recipe: Recipe, model: nn.Module, *, kind: str, lr: float) -> Optimizer:
-    """Return the optimizer in its fused form, which does one pass over the weights."""
+    """Return the optimizer in its fused form, which does one pass over the weights, where sharded ones allow it."""
+    form: dict[str, Any] = {"foreach" if recipe.parallel == "fsdp" else "fused": True}
     if kind == "adam":
-        return Adam(model.parameters(), lr=lr, weight_decay=recipe.weight_decay, fused=True)
+        return Adam(model.parameters(), lr=lr, weight_decay=recipe.weight_decay, **form)
     return SGD(
         model.parameters(),
         lr=lr,
         momentum=recipe.momentum,
         nesterov=recipe.momentum > 0,
         weight_decay=recipe.weight_decay,
-        fused=True,
+        **form,
     )

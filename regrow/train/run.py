@@ -15,15 +15,17 @@ import torch
 from regrow.analysis import Account, account
 from regrow.deploy.container import safetensors
 from regrow.deploy.files import save_model
+from regrow.models import Network
 from regrow.train import checkpoint
 from regrow.train.config import Recipe
 from regrow.train.environment import environment, versions
 from regrow.train.events import EpochEnded, Event, Finished, Listener, Started, Stepped
-from regrow.train.files import FolderError, cannot_write, remove_partial, write_json, write_whole
+from regrow.train.files import FolderError, cannot_write, remove_partial, remove_shards, write_json, write_whole
 from regrow.train.folder import read_result
 from regrow.train.lock import locked
 from regrow.train.loop import DivergedError, make_trainer
 from regrow.train.metrics import Metrics
+from regrow.train.parallel import make_mesh
 from regrow.train.signals import Stop, StoppedError, stop_requests
 from regrow.train.world import World, joined
 
@@ -51,7 +53,8 @@ def run(
     """
     safetensors("torch")  # what is missing to write the model is said before the training, not after it
     folder = Path(folder) if folder is not None else Path("runs") / f"{recipe.name()}-{recipe.key()[:8]}"
-    with joined(recipe.device) as world, stop_requests() as stop, ExitStack() as lock:
+    group = joined(recipe.device, sharded=recipe.parallel == "fsdp")
+    with group as world, stop_requests() as stop, ExitStack() as lock:
         recipe = world.ask_first(lambda: _entered(recipe, folder, lock))
         return _Run(recipe, folder, list(listeners) if world.first else [], save_every, stop, world).complete()
 
@@ -74,7 +77,7 @@ def _settled(recipe: Recipe, folder: Path) -> Recipe:
         saved = Recipe.read(path)
         if saved.key() != recipe.key():
             raise FolderError(f"{folder} holds another run: {_differences(saved, recipe)}. Give another with --out.")
-        return dataclasses.replace(recipe, threads=recipe.threads or saved.threads)
+        return dataclasses.replace(recipe, threads=recipe.threads or saved.threads, parallel=saved.parallel)
     if foreign := sorted(entry.name for entry in folder.iterdir() if entry.name not in ("lock", "log.txt")):
         raise FolderError(f"{folder} is not a run but has files ({foreign[0]}, …). Give another folder with --out.")
     return dataclasses.replace(recipe, threads=recipe.threads or torch.get_num_threads())
@@ -117,6 +120,10 @@ class _Run:
 
     def _begin(self) -> None:
         state = self.world.ask_first(self._read)
+        if "shards" in state:
+            from regrow.train import sharded
+
+            state = sharded.load(self.folder, state, make_mesh(self.recipe.device, self.world))
         self.trainer = make_trainer(self.recipe, state.get("trainer"), world=self.world)
         self._seconds: float = state["seconds"]
         self._last: dict[str, Any] | None = state["last"]
@@ -163,24 +170,31 @@ class _Run:
 
     def _save(self) -> None:
         state = {"trainer": self.trainer.state_dict(), "seconds": self._elapsed(), "last": self._last}
+        if self.recipe.parallel == "fsdp":
+            from regrow.train import sharded
+
+            state = sharded.save(self.folder, state, self.world)
         if self._metrics:
             checkpoint.save(self._checkpoint, {**state, "metrics": self._metrics.position})
+        if self._metrics and "shards" in state:
+            remove_shards(self.folder, keep=str(state["shards"]))
         self._saved = time.monotonic()
 
     def _finish(self) -> dict[str, Any]:
-        result = self.world.ask_first(self._write_result)
+        model, costs = self.trainer.whole_model(), self._account()
+        result = self.world.ask_first(lambda: self._write_result(model, costs))
         self._tell(Finished(self.folder, result))
         return result
 
-    def _write_result(self) -> dict[str, Any]:
+    def _write_result(self, model: Network, costs: Account) -> dict[str, Any]:
         last = self._last or {}
-        self._save_model()
+        self._save_model(model)
         result = {
             "name": self.recipe.name(),
             "key": self.recipe.key(),
             "evaluated_on": "holdout" if self.recipe.holdout else "test",
             **{name: last[name] for name in _FINAL if name in last},
-            **self._account().totals(),
+            **costs.totals(),
             "still_changing": self.trainer.dynamics.still_changing(),
             "recipe": json.loads(json.dumps(dataclasses.asdict(self.recipe))),
             "versions": versions(),
@@ -190,16 +204,16 @@ class _Run:
         write_json(self.folder / "result.json", result)
         return result
 
-    def _save_model(self) -> None:
+    def _save_model(self, model: Network) -> None:
         path = self.folder / "model.safetensors"
         try:
-            save_model(self.trainer.model, path)
+            save_model(model, path)
         except OSError as error:
             raise cannot_write(path, error) from error
 
     def _account(self) -> Account:
-        trainer = self.trainer
-        return account(trainer.model, trainer.model.architecture.input_shape, trainer.phase.pruner.masks)
+        model = self.trainer.whole_model()
+        return account(model, model.architecture.input_shape, self.trainer.phase.pruner.whole_masks())
 
     def _elapsed(self) -> float:
         return self._seconds + time.monotonic() - self._started

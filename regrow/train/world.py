@@ -76,20 +76,24 @@ def rank() -> int:
 
 
 @contextmanager
-def joined(device: str) -> Iterator[World]:
+def joined(device: str, *, sharded: bool = False) -> Iterator[World]:
     """Join the processes that torchrun has started with this one, or a process group that is there already.
 
-    Tensors on a GPU travel by NCCL, those in the CPU's memory by gloo.
+    What is to be `sharded` needs a group even if there is one process only. Tensors on a GPU travel by NCCL, those in
+    the CPU's memory by gloo.
     """
     if dist.is_initialized():
         yield World(dist.get_rank(), dist.get_world_size())
         return
-    if not dist.is_torchelastic_launched():
+    launched = dist.is_torchelastic_launched()
+    if not (launched or sharded):
         yield World()
         return
-    if device == "cuda" and torch.cuda.is_available():
+    if launched and device == "cuda" and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    alone: dict[str, Any] = {} if launched else {"store": store, "rank": 0, "world_size": 1}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", **alone)
     yield World(dist.get_rank(), dist.get_world_size())
     # Not after an error: the others may be waiting for this process, and its end is what tells them.
     dist.destroy_process_group()

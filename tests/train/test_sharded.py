@@ -1,0 +1,110 @@
+"""A run whose weights are sharded over processes: checkpoints that any number of processes can go on from."""
+
+import os
+import random
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from regrow.train import checkpoint
+from regrow.train.files import FolderError
+from regrow.train.folder import read_result
+from regrow.train.metrics import read_metrics
+from regrow.train.run import run
+from regrow.train.signals import StoppedError
+from regrow.train.world import joined
+from tests.train.processes import RECIPE, outcome, wait_for
+from tests.train.test_run import METHODS
+from tests.train.test_together import asking, stop_in_between, train_all
+from tests.train.together import run_together, start_together
+
+SHARDED = RECIPE.changed(epochs=2, parallel="fsdp")
+
+
+def close(folder, other):
+    """Compare two runs whose sums were added up in another order."""
+    ours, theirs = (load_file(each / "model.safetensors") for each in (folder, other))
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], rtol=1e-3, atol=1e-4)
+    assert [record["sparsity"] for record in read_metrics(folder)] == [
+        record["sparsity"] for record in read_metrics(other)
+    ]
+
+
+@pytest.mark.slow
+def test_a_sharded_run_ends_where_a_replicated_one_does_and_leaves_the_same_files(tmp_path):
+    run_together(2, train_all, {"sharded": SHARDED, "replicated": SHARDED.changed(parallel="ddp")}, tmp_path)
+    close(tmp_path / "sharded", tmp_path / "replicated")
+    names = {path.name for path in (tmp_path / "sharded").iterdir() if not path.name.startswith("shards-")}
+    assert names == {path.name for path in (tmp_path / "replicated").iterdir()}
+    assert list(read_result(tmp_path / "sharded")) == list(read_result(tmp_path / "replicated"))
+
+
+def test_a_sharded_run_goes_on_bit_for_bit(tmp_path):
+    run_together(2, train_all, {"whole": SHARDED}, tmp_path)
+    run_together(2, stop_in_between, SHARDED, tmp_path / "parts", [1, 30, 50])
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
+    assert len(list((tmp_path / "parts").glob("shards-*"))) == 1
+
+
+def stop_at(recipe, folder, step):
+    with pytest.raises(StoppedError):
+        run(recipe, folder, listeners=[asking(step)])
+
+
+def test_a_checkpoint_is_taken_over_by_another_number_of_processes(tmp_path):
+    # Without batch norm's dependence on shares there would be rounding only: the learning rate keeps the rest small.
+    recipe = SHARDED.changed(lr=1e-4, optimizer="adam")
+    run(recipe, tmp_path / "alone")
+    run_together(3, stop_at, recipe, tmp_path / "many", 20)
+    run_together(2, stop_at, recipe, tmp_path / "many", 45)
+    before = checkpoint.load(tmp_path / "many" / "checkpoint.pt")
+    assert before["trainer"]["phase"] == "finetune"
+    run(recipe, tmp_path / "many")
+    assert read_result(tmp_path / "many")["sparsity"] == read_result(tmp_path / "alone")["sparsity"]
+    steps = [record["step"] for record in read_metrics(tmp_path / "many")]
+    assert steps == [record["step"] for record in read_metrics(tmp_path / "alone")]
+
+
+@pytest.mark.slow
+def test_every_method_trains_sharded(tmp_path):
+    recipes = {method: SHARDED.changed(method=method, every=None, sparsity=0.75) for method in METHODS}
+    run_together(2, train_all, recipes, tmp_path)
+    for method in METHODS:
+        result = read_result(tmp_path / method)
+        assert result["sparsity"] == pytest.approx(0 if method == "dense" else 0.75, abs=5e-3)
+
+
+def train_and_save_often(recipe, folder):
+    with joined("cpu"):
+        run(recipe, folder, save_every=0.1)
+
+
+@pytest.mark.slow
+def test_sharded_processes_killed_while_they_save_lose_nothing(tmp_path):
+    recipe, folder = SHARDED.changed(epochs=2, finetune_epochs=0), tmp_path / "run"
+    run_together(2, train_all, {"whole": recipe}, tmp_path)
+    for _ in range(2):
+        processes = start_together(2, train_and_save_often, recipe, folder)
+        wait_for(folder / "checkpoint.pt", processes[0])
+        processes[0].join(random.uniform(0, 0.5))
+        os.kill(processes[random.randrange(2)].pid, signal.SIGKILL)
+        for process in processes:
+            process.join()
+    run_together(2, train_and_save_often, recipe, folder)
+    assert outcome(folder) == outcome(tmp_path / "whole")
+
+
+def test_missing_or_damaged_shards_are_named(tmp_path):
+    stop_at(SHARDED, tmp_path / "run", 5)
+    [shards] = (tmp_path / "run").glob("shards-*")
+    [file] = shards.iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(FolderError, match=r"shards-\w+ is damaged"):
+        run(SHARDED, tmp_path / "run")
+    file.unlink()
+    shards.rmdir()
+    with pytest.raises(FolderError, match=r"shards-\w+ is missing"):
+        run(SHARDED, tmp_path / "run")
