@@ -1,4 +1,4 @@
-"""Small image files like those that people have."""
+"""A machine without data: tests see the files that they made and no others."""
 
 from __future__ import annotations
 
