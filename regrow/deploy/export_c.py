@@ -21,9 +21,11 @@ from regrow.deploy.engine.build import kernel_source, tile_list
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.graph import Conv, Graph, Linear
-from regrow.deploy.engine.plan import Plan, conv_steps, write_plan
+from regrow.deploy.engine.plan import Plan, write_plan
+from regrow.deploy.engine.problems import conv_steps
 from regrow.deploy.engine.reference import TorchRunner
-from regrow.deploy.engine.schedule import Schedule, schedule
+from regrow.deploy.engine.schedule import schedule
+from regrow.deploy.engine.steps import Schedule
 from regrow.deploy.engine.tiles import Shape, shapes_of
 from regrow.deploy.engine.weights import Format, rounded
 from regrow.deploy.files import unwrapped

@@ -127,6 +127,7 @@ def test_wrong_options_are_refused_before_anything_is_written(tmp_path: Path, op
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("weights", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_devices_agree_with_torch(tmp_path: Path, target: str, weights: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from regrow.deploy.engine.schedule import Buffer, ConvStep, PointwiseStep, Schedule, Step
+from regrow.deploy.engine.steps import Buffer, ConvStep, PointwiseStep, Schedule, Step
 
 ALIGNMENT = 64
 

@@ -36,6 +36,7 @@ class Job(ctypes.Structure):
         ("count", ctypes.c_int32),
         ("images", ctypes.c_int32),
         ("divide", ctypes.c_int32),
+        ("clock", ctypes.c_int32),
     )
 
 

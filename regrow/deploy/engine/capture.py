@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from regrow.deploy.engine.graph import (
-    Act,
-    Activation,
-    Affine,
-    Binary,
-    Concat,
-    Conv,
-    Graph,
-    Input,
-    Linear,
-    Mean,
-    Node,
-    Pool,
-    Reshape,
-    Value,
-)
+from regrow.deploy.engine.graph import Graph, Value
+from regrow.deploy.engine.operations import HANDLERS, Arguments
+from regrow.deploy.engine.tracer import Tracer, UnsupportedOperationError
 
-Arguments = dict[str, Any]
-
-
-class UnsupportedOperationError(ValueError):
-    """The model does something that the engine cannot run; the message names it and where it comes from."""
+__all__ = ["UnsupportedOperationError", "capture"]
 
 
 def capture(model: nn.Module, example: torch.Tensor) -> Graph:
@@ -46,7 +27,7 @@ def capture(model: nn.Module, example: torch.Tensor) -> Graph:
         )
     with _evaluating(model), torch.no_grad():
         program = torch.export.export(model, (example,), strict=False)
-    return _Tracer(program, batch=example.shape[0]).graph()
+    return _graph(program, Tracer(program, batch=example.shape[0]))
 
 
 @contextmanager
@@ -60,108 +41,30 @@ def _evaluating(model: nn.Module) -> Any:
             module.training = training
 
 
-class _Tracer:
-    """Walks an exported program once; each supported operation has a method named after it."""
-
-    def __init__(self, program: torch.export.ExportedProgram, *, batch: int) -> None:
-        self.batch = batch
-        self.nodes: list[Node] = []
-        self.values: dict[fx.Node, Value] = {}
-        self.program_nodes = list(program.graph.nodes)
-        self.constants = _constants(program)
-
-    def graph(self) -> Graph:
-        output: Value | None = None
-        for node in self.program_nodes:
-            if node.op == "placeholder" and node not in self.constants:
-                self.input(node)
-            elif node.op == "call_function":
-                self.call(node)
-            elif node.op == "output":
-                output = self.output(node)
-        assert output is not None
-        return Graph(tuple(self.nodes), output)
-
-    def input(self, node: fx.Node) -> None:
-        if any(isinstance(known, Input) for known in self.nodes):
-            raise UnsupportedOperationError("the engine runs models with one input tensor; this one takes several.")
-        self.nodes.append(Input(node.name, self.new_value(node)))
-
-    def output(self, node: fx.Node) -> Value:
-        results = node.args[0]
-        result = results[0] if isinstance(results, tuple) and len(results) == 1 else None
-        if not isinstance(result, fx.Node) or result not in self.values:
-            raise UnsupportedOperationError("the engine runs models that return one tensor computed from the input.")
-        return self.values[result]
-
-    def call(self, node: fx.Node) -> None:
-        target = node.target
-        name = target._schema.name.removeprefix("aten::") if isinstance(target, torch._ops.OpOverload) else ""
-        handler = HANDLERS.get(name.removesuffix("_"))
-        if handler is None:
-            raise self.unsupported(node, f"The engine can run {', '.join(sorted(HANDLERS))}.")
-        handler(self, node, _arguments(node))
-        first = node.args[0] if node.args else None
-        if name.endswith("_") and isinstance(first, fx.Node):
-            # An operation in place: whoever reads its operand later means the new value.
-            self.values[first] = self.values[node]
-
-    def unsupported(self, node: fx.Node, reason: str) -> UnsupportedOperationError:
-        stack = list(node.meta.get("nn_module_stack", {}).values())
-        path, kind = stack[-1] if stack else ("", "")
-        kind = kind.rsplit(".", 1)[-1] if isinstance(kind, str) else kind.__name__
-        where = f"module '{path}' ({kind})" if path else f"the model itself ({kind or 'top level'})"
-        return UnsupportedOperationError(f"cannot compile '{node.target}', which comes from {where}. {reason}")
-
-    def new_value(self, node: fx.Node) -> Value:
-        shape = tuple(int(n) for n in node.meta["val"].shape)
-        if len(shape) not in (2, 4) or shape[0] != self.batch:
-            raise self.unsupported(
-                node, f"It makes a tensor of shape {shape}; the engine works on (batch, C, H, W) and (batch, features)."
-            )
-        value = self.values[node] = Value(node.name, shape[1:])
-        return value
-
-    def value(self, node: fx.Node, operand: Any) -> Value:
-        if operand not in self.values:
-            raise self.unsupported(node, f"Its operand '{operand}' is not computed from the input.")
-        return self.values[operand]
-
-    def same(self, node: fx.Node, operand: Any) -> None:
-        self.values[node] = self.value(node, operand)
-
-    def add(self, node: fx.Node, kind: type[Node], /, *args: Any, **options: Any) -> None:
-        stack = list(node.meta.get("nn_module_stack", {}).values())
-        name = (stack[-1][0] if stack else "") or node.name
-        self.nodes.append(kind(name, self.new_value(node), *args, **options))
-
-    def constant(self, operand: Any) -> torch.Tensor | None:
-        """A parameter, buffer or number as float64; None when it is computed from the input."""
-        if isinstance(operand, int | float):
-            return torch.tensor(float(operand), dtype=torch.float64)
-        tensor = self.constants.get(operand) if isinstance(operand, fx.Node) else None
-        return None if tensor is None else tensor.detach().double()
-
-    def weight(self, node: fx.Node, operand: Any) -> torch.Tensor:
-        tensor = self.constant(operand)
-        if tensor is None:
-            raise self.unsupported(node, "Its weights are computed while the model runs.")
-        return tensor
-
-
-def _constants(program: torch.export.ExportedProgram) -> dict[fx.Node, torch.Tensor]:
-    signature = program.graph_signature
-    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    lifted = signature.inputs_to_lifted_tensor_constants
-    found: dict[fx.Node, torch.Tensor] = {}
+def _graph(program: torch.export.ExportedProgram, tracer: Tracer) -> Graph:
+    output: Value | None = None
     for node in program.graph.nodes:
-        if node.name in names:
-            name = names[node.name]
-            held = program.state_dict.get(name)
-            found[node] = program.constants[name] if held is None else held
-        elif node.name in lifted:
-            found[node] = program.constants[lifted[node.name]]
-    return found
+        if node.op == "placeholder" and node not in tracer.constants:
+            tracer.input(node)
+        elif node.op == "call_function":
+            _call(node, tracer)
+        elif node.op == "output":
+            output = tracer.output(node)
+    assert output is not None
+    return Graph(tuple(tracer.nodes), output)
+
+
+def _call(node: fx.Node, tracer: Tracer) -> None:
+    target = node.target
+    name = target._schema.name.removeprefix("aten::") if isinstance(target, torch._ops.OpOverload) else ""
+    handler = HANDLERS.get(name.removesuffix("_"))
+    if handler is None:
+        raise tracer.unsupported(node, f"The engine can run {', '.join(sorted(HANDLERS))}.")
+    handler(tracer, node, _arguments(node))
+    first = node.args[0] if node.args else None
+    if name.endswith("_") and isinstance(first, fx.Node):
+        # An operation in place: whoever reads its operand later means the new value.
+        tracer.values[first] = tracer.values[node]
 
 
 def _arguments(node: fx.Node) -> Arguments:
@@ -172,203 +75,3 @@ def _arguments(node: fx.Node) -> Arguments:
         given = node.kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None)
         values[argument.name] = node.args[position] if position < len(node.args) else given
     return values
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    if isinstance(value, int):
-        return (value, value)
-    return (int(value[0]), int(value[-1]))
-
-
-def _conv2d(tracer: _Tracer, node: fx.Node, args: Arguments) -> None:
-    weight = tracer.weight(node, args["weight"])
-    bias = tracer.constant(args["bias"]) if args["bias"] is not None else None
-    dilation = _pair(args["dilation"])
-    if args["padding"] == "same":
-        # What torch pads on the far side follows from the output's size.
-        padding = tuple(d * (k - 1) // 2 for d, k in zip(dilation, weight.shape[2:], strict=True))
-    else:
-        padding = (0, 0) if args["padding"] == "valid" else _pair(args["padding"])
-    tracer.add(
-        node,
-        Conv,
-        tracer.value(node, args["input"]),
-        weight,
-        weight.new_zeros(weight.shape[0]) if bias is None else bias,
-        stride=_pair(args["stride"]),
-        padding=padding,
-        dilation=dilation,
-        groups=args["groups"],
-    )
-
-
-def _linear(tracer: _Tracer, node: fx.Node, args: Arguments) -> None:
-    weight = tracer.weight(node, args["weight"])
-    bias = weight.new_zeros(weight.shape[0]) if args["bias"] is None else tracer.weight(node, args["bias"])
-    x = tracer.value(node, args["input"])
-    if len(x.shape) != 1:
-        raise tracer.unsupported(node, "It is applied to images; the engine applies it to (batch, features) only.")
-    tracer.add(node, Linear, x, weight, bias)
-
-
-def _batch_norm(tracer: _Tracer, node: fx.Node, args: Arguments) -> None:
-    if args["training"]:
-        raise tracer.unsupported(node, "It uses the batch's own statistics (track_running_stats=False).")
-    mean = tracer.weight(node, args["running_mean"])
-    scale = torch.rsqrt(tracer.weight(node, args["running_var"]) + args["eps"])
-    if args["weight"] is not None:
-        scale = scale * tracer.weight(node, args["weight"])
-    shift = -mean * scale
-    if args["bias"] is not None:
-        shift = shift + tracer.weight(node, args["bias"])
-    tracer.add(node, Affine, tracer.value(node, args["input"]), scale, shift)
-
-
-def _activation(kind: Act) -> Callable[[_Tracer, fx.Node, Arguments], None]:
-    def handler(tracer: _Tracer, node: fx.Node, args: Arguments) -> None:
-        tracer.add(node, Affine, tracer.value(node, args["self"]), activation=Activation(kind))
-
-    return handler
-
-
-def _clamp(tracer: _Tracer, node: fx.Node, args: Arguments) -> None:
-    low, high = args.get("min", args.get("min_val")), args.get("max", args.get("max_val"))
-    low = -math.inf if low is None else float(low)
-    high = math.inf if high is None else float(high)
-    relu = low == 0.0 and high == math.inf
-    activation = Activation(Act.RELU) if relu else Activation(Act.CLAMP, low, high)
-    tracer.add(node, Affine, tracer.value(node, args["self"]), activation=activation)
-
-
-def _relu6(tracer: _Tracer, node: fx.Node, args: Arguments) -> None:
-    _clamp(tracer, node, {"self": args["self"], "min": 0.0, "max": 6.0})
-
-
-def _arithmetic(op: str) -> Callable[[_Tracer, fx.Node, Arguments], None]:
-    """Between two images, or between an image and a constant for each channel."""
-
-    def handler(tracer: _Tracer, node: fx.Node, args: Arguments) -> None:
-        a, b = args["self"], args["other"]
-        if args.get("alpha", 1) != 1:
-            raise tracer.unsupported(node, f"alpha must be 1, got {args['alpha']}.")
-        if a not in tracer.values and op in ("add", "mul"):
-            a, b = b, a
-        x, constant = tracer.value(node, a), tracer.constant(b)
-        if constant is not None:
-            constant = _per_channel(tracer, node, x, constant)
-            constant = {"sub": -constant, "div": 1 / constant}.get(op, constant)
-            scale, shift = (None, constant) if op in ("add", "sub") else (constant, None)
-            tracer.add(node, Affine, x, scale, shift)
-        elif op in ("sub", "div"):
-            raise tracer.unsupported(
-                node, "The engine adds and multiplies images, but does not subtract or divide them."
-            )
-        else:
-            tracer.add(node, Binary, op, *_broadcast(tracer, node, x, tracer.value(node, b)))
-
-    return handler
-
-
-def _per_channel(tracer: _Tracer, node: fx.Node, x: Value, constant: torch.Tensor) -> torch.Tensor:
-    allowed = [(), (1,), (1, *x.shape[:1], *(1 for _ in x.shape[1:])), (*x.shape[:1], *(1 for _ in x.shape[1:]))]
-    if constant.numel() != 1 and tuple(constant.shape) not in allowed:
-        raise tracer.unsupported(node, f"A constant of shape {tuple(constant.shape)} is not one number per channel.")
-    return constant.reshape(-1).expand(x.channels)
-
-
-def _broadcast(tracer: _Tracer, node: fx.Node, a: Value, b: Value) -> tuple[Value, Value]:
-    if a.shape == b.shape:
-        return a, b
-    wide, narrow = (a, b) if a.numel > b.numel else (b, a)
-    if len(a.shape) == len(b.shape) == 3 and wide.channels == narrow.channels and narrow.pixels == 1:
-        return wide, narrow
-    raise tracer.unsupported(node, f"Shapes {a.shape} and {b.shape} are neither equal nor one value per channel.")
-
-
-def _max_pool2d(tracer: _Tracer, node: fx.Node, args: Arguments) -> None:
-    if _pair(args["dilation"]) != (1, 1):
-        raise tracer.unsupported(node, f"Its dilation must be 1, got {args['dilation']}.")
-    kernel = _pair(args["kernel_size"])
-    stride = _pair(args["stride"]) if args["stride"] else kernel
-    tracer.add(node, Pool, tracer.value(node, args["self"]), "max", kernel, stride, _pair(args["padding"]))
-
-
-def _avg_pool2d(tracer: _Tracer, node: fx.Node, args: Arguments) -> None:
-    if args["divisor_override"] is not None:
-        raise tracer.unsupported(node, "divisor_override must be None.")
-    kernel = _pair(args["kernel_size"])
-    stride = _pair(args["stride"]) if args["stride"] else kernel
-    x = tracer.value(node, args["self"])
-    tracer.add(node, Pool, x, "avg", kernel, stride, _pair(args["padding"]), args["count_include_pad"])
-
-
-def _adaptive_avg_pool2d(tracer: _Tracer, node: fx.Node, args: Arguments) -> None:
-    x = tracer.value(node, args["self"])
-    wanted = _pair(args["output_size"])
-    if wanted == (1, 1):
-        tracer.add(node, Mean, x)
-    elif all(size % want == 0 for size, want in zip(x.size, wanted, strict=True)):
-        window = (x.size[0] // wanted[0], x.size[1] // wanted[1])
-        tracer.add(node, Pool, x, "avg", window, window)
-    else:
-        raise tracer.unsupported(node, f"{x.size} does not divide into {wanted} equal windows.")
-
-
-def _mean(tracer: _Tracer, node: fx.Node, args: Arguments) -> None:
-    x = tracer.value(node, args["self"])
-    dims = {int(d) % 4 for d in args["dim"] or ()}
-    if len(x.shape) != 3 or dims != {2, 3}:
-        raise tracer.unsupported(
-            node, f"The engine averages over height and width (dim=(2, 3)), got dim={args['dim']}."
-        )
-    tracer.add(node, Mean, x)
-
-
-def _reshape(tracer: _Tracer, node: fx.Node, args: Arguments) -> None:
-    tracer.add(node, Reshape, tracer.value(node, args["self"]))
-
-
-def _cat(tracer: _Tracer, node: fx.Node, args: Arguments) -> None:
-    parts = tuple(tracer.value(node, part) for part in args["tensors"])
-    if args["dim"] % (len(parts[0].shape) + 1) != 1:
-        raise tracer.unsupported(node, f"The engine joins channels (dim=1), got dim={args['dim']}.")
-    tracer.add(node, Concat, parts)
-
-
-def _dropped(tracer: _Tracer, node: fx.Node, args: Arguments) -> None:
-    tracer.same(node, args.get("self", args.get("input")))
-
-
-HANDLERS: dict[str, Callable[[_Tracer, fx.Node, Arguments], None]] = {
-    "conv2d": _conv2d,
-    "linear": _linear,
-    "batch_norm": _batch_norm,
-    "relu": _activation(Act.RELU),
-    "relu6": _relu6,
-    "hardtanh": _clamp,
-    "clamp": _clamp,
-    "sigmoid": _activation(Act.SIGMOID),
-    "silu": _activation(Act.SILU),
-    "hardsigmoid": _activation(Act.HARDSIGMOID),
-    "hardswish": _activation(Act.HARDSWISH),
-    "add": _arithmetic("add"),
-    "mul": _arithmetic("mul"),
-    "sub": _arithmetic("sub"),
-    "div": _arithmetic("div"),
-    "max_pool2d": _max_pool2d,
-    "avg_pool2d": _avg_pool2d,
-    "adaptive_avg_pool2d": _adaptive_avg_pool2d,
-    "mean": _mean,
-    "flatten": _reshape,
-    "view": _reshape,
-    "reshape": _reshape,
-    "squeeze": _reshape,
-    "unsqueeze": _reshape,
-    "cat": _cat,
-    "dropout": _dropped,
-    "feature_dropout": _dropped,
-    "contiguous": _dropped,
-    "clone": _dropped,
-    "detach": _dropped,
-    "alias": _dropped,
-}

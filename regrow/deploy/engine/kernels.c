@@ -162,7 +162,6 @@ enum kind { CONV, GATHER, HALO, POOL, MEAN, LINEAR, POINTWISE };
 
 struct op {
     int32_t kind;
-    int32_t depth_first; /* run this convolution and the next together, a few rows at a time (0: no) */
     union {
         struct conv conv;
         struct gather gather;

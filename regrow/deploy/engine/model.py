@@ -154,6 +154,7 @@ class _Session:
             y_floats=floats[1],
             count=len(plan.ops),
             divide=runner.divide,
+            clock=runner.clock,
         )
         self.job_address = ctypes.addressof(self.job)
         weakref.finalize(self, handle.regrow_team_free, self.team)
@@ -162,11 +163,20 @@ class _Session:
 class NativeRunner:
     """Runs a plan with the kernels; every call under way has a session of its own.
 
-    With `divide`, threads work together on a single image, too; by default if it is worth their while.
+    With `divide`, threads work together on a single image, too; by default if it is worth their while. `clock`, a
+    constant of the module `time`, is what profiles are measured by.
     """
 
-    def __init__(self, library: Library, plan: Plan, *, threads: int = 1, divide: bool | None = None) -> None:
-        self.library, self.plan, self.threads = library, plan, threads
+    def __init__(
+        self,
+        library: Library,
+        plan: Plan,
+        *,
+        threads: int = 1,
+        divide: bool | None = None,
+        clock: int = time.CLOCK_MONOTONIC,
+    ) -> None:
+        self.library, self.plan, self.threads, self.clock = library, plan, threads, clock
         self.divide = sum(label.macs for label in plan.labels) >= WORTH_DIVIDING if divide is None else divide
         self._constants = allocate(plan.constants.nbytes)
         self._constants.write(plan.constants.tobytes())

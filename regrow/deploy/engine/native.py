@@ -118,7 +118,7 @@ class _Any(ctypes.Union):
 class Op(ctypes.Structure):
     """One operation of a plan; `kind` is the position of its structure in the union."""
 
-    _fields_: ClassVar[Fields] = [("kind", c_int32), ("depth_first", c_int32), ("as_", _Any)]
+    _fields_: ClassVar[Fields] = [("kind", c_int32), ("as_", _Any)]
 
 
 KINDS: dict[type[ctypes.Structure], tuple[int, str]] = {
@@ -126,7 +126,7 @@ KINDS: dict[type[ctypes.Structure], tuple[int, str]] = {
 }
 
 
-def as_op(operation: ctypes.Structure, *, depth_first: int = 0) -> Op:
+def as_op(operation: ctypes.Structure) -> Op:
     """Wrap one operation."""
     number, name = KINDS[type(operation)]
-    return Op(number, depth_first, _Any(**{name: operation}))
+    return Op(number, _Any(**{name: operation}))

@@ -1,0 +1,278 @@
+"""Writes steps down as the operations that kernels.c runs."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from regrow.deploy.engine import native
+from regrow.deploy.engine.graph import Activation, Affine, Binary, Linear, Pool, macs, pool_weights
+from regrow.deploy.engine.layout import Planes, halo_tables
+from regrow.deploy.engine.operands import Operands
+from regrow.deploy.engine.problems import conv_node, problem_of, region_of
+from regrow.deploy.engine.steps import (
+    ConvStep,
+    GatherStep,
+    HaloStep,
+    LinearStep,
+    MeanStep,
+    PointwiseStep,
+    PoolStep,
+    Step,
+)
+from regrow.deploy.engine.tiles import Tile
+from regrow.deploy.engine.weights import ENTRIES, FARTHEST, Walk, non_zeros, stored_values, walk
+
+DENSE_FROM = 0.3
+"""The density from which a linear layer is stored with its zeros: half the bytes, and no gathering."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """What an operation of the plan is, for people."""
+
+    name: str
+    kind: str
+    macs: int = 0
+
+
+Walks = dict[tuple[ConvStep, int, int, int], Walk]
+"""The order of a convolution's weights for numbers of channels together, of blocks, and of threads that share them."""
+
+
+@dataclass
+class Writer:
+    """Turns steps into operations, one after the other; `threads` may share each of them.
+
+    `scratch` is how many bytes the operations need behind the arena.
+    """
+
+    operands: Operands
+    threads: int
+    walks: Walks
+    ops: list[native.Op] = field(default_factory=list)
+    labels: list[Label] = field(default_factory=list)
+    scratch: int = 0
+
+    def write(self, step: Step, tile: Tile | None) -> None:
+        """Append the operation of a step; `tile` is for convolutions."""
+        if isinstance(step, ConvStep):
+            assert tile is not None
+            self._add(self._conv(step, tile), step, "conv")
+        elif isinstance(step, GatherStep):
+            self._add(self._gather(step), step, "move")
+        elif isinstance(step, HaloStep):
+            self._add(self._halo(step), step, "halo")
+        elif isinstance(step, PoolStep):
+            self._add(self._pool(step), step, "pool")
+        elif isinstance(step, MeanStep):
+            self._add(self._mean(step), step, "mean")
+        elif isinstance(step, LinearStep):
+            self._add(self._linear(step), step, "linear")
+        elif isinstance(step, PointwiseStep):
+            self._add(self._pointwise(step), step, "pointwise")
+
+    def _add(self, operation: ctypes.Structure, step: Step, kind: str) -> None:
+        self.ops.append(native.as_op(operation))
+        self.labels.append(Label(step.node.name, kind, macs(step.node) if kind in ("conv", "linear") else 0))
+
+    def _conv(self, step: ConvStep, tile: Tile) -> native.Conv:
+        node, out = conv_node(step), step.writes[0]
+        rows, cols = region_of(step)
+        shares_channels = problem_of(step, self.operands.lanes, self.threads).shares_channels(tile)
+        steps, blocks = self._walk(step, tile, self.threads if shares_channels else 1)
+        tail = node.tail
+        scale, shift = (None, None) if tail is None else (tail.scale, tail.shift)
+        if tail is not None:
+            scale = torch.ones(node.out.channels) if scale is None else scale
+            shift = torch.zeros(node.out.channels) if shift is None else shift
+        return native.Conv(
+            in_=self.operands.windows(step.x, node.padding),
+            out=self.operands.planes(step.out),
+            residual=self.operands.planes(step.residual),
+            tail=self.operands.planes(step.tail),
+            entries=self.operands.constants.put(steps.entries),
+            starts=self.operands.constants.put(steps.starts),
+            bases=self.operands.constants.put(steps.bases * self.operands.vector),
+            order=self.operands.constants.put(steps.order),
+            parts=self.operands.constants.put(steps.parts),
+            bias=self.operands.floats(node.bias),
+            step=self.operands.steps(node.weight),
+            scale=self.operands.floats(scale),
+            shift=self.operands.floats(shift),
+            mask=self.operands.mask(out),
+            scratch=self.operands.arena.size,
+            rows=rows,
+            cols=cols,
+            channels=node.out.channels,
+            groups=steps.groups,
+            blocks=blocks,
+            together=tile.together,
+            down=tile.down,
+            across=tile.across,
+            stride_rows=step.stride[0],
+            stride_cols=step.stride[1],
+            share_channels=shares_channels,
+            act=_activate(node.activation),
+            tail_act=_activate(tail.activation if tail is not None else Activation()),
+        )
+
+    def _walk(self, step: ConvStep, tile: Tile, parts: int) -> tuple[Walk, int]:
+        """The order of a convolution's weights, and in how many blocks of input channels they come."""
+        node, x, operands = conv_node(step), step.x.planes, self.operands
+        assert x is not None
+        blocks = max(tile.blocks, operands.fewest_blocks(node, x))
+        if blocks > 1:
+            self.scratch = max(self.scratch, node.out.channels * tile.vectors * operands.vector * self.threads)
+        key = (step, tile.together, blocks, parts)
+        if key not in self.walks:
+            self.walks[key] = walk(
+                non_zeros(node, x, operands.weights),
+                ENTRIES[operands.weights],
+                operands.vector if operands.weights == "fp32" else 1,
+                together=tile.together,
+                blocks=blocks,
+                parts=parts,
+            )
+        return self.walks[key], blocks
+
+    def _gather(self, step: GatherStep) -> native.Gather:
+        (source,), (target,) = step.reads, step.writes
+        pitches = [b.pixels if b.planes is None else b.planes.pitch * self.operands.lanes for b in (source, target)]
+        table = native.ABSENT if step.table is None else self.operands.constants.put(step.table.astype(np.int32))
+        return native.Gather(
+            from_=self.operands.at(source),
+            to=self.operands.at(target),
+            table=table,
+            channels=1 if step.table is None else target.channels,
+            count=target.channels * target.pixels if step.table is None else len(step.table),
+            from_pitch=pitches[0],
+            to_pitch=pitches[1],
+            fill=step.fill,
+        )
+
+    def _halo(self, step: HaloStep) -> native.Halo:
+        (buffer,) = step.writes
+        assert buffer.planes is not None
+        image = self.operands.planes(buffer)
+        image.at = self.operands.at(buffer)
+        neighbours, moves = halo_tables(buffer.planes)
+        return native.Halo(
+            image=image,
+            neighbours=self.operands.constants.put(neighbours),
+            moves=self.operands.constants.put(moves),
+            channels=buffer.channels,
+            cells=len(moves),
+        )
+
+    def _pool(self, step: PoolStep) -> native.Pool:
+        node, out = step.node, step.writes[0]
+        assert isinstance(node, Pool)
+        assert out.planes is not None
+        grid = out.planes.grid
+        return native.Pool(
+            in_=self.operands.windows(step.reads[0], node.padding),
+            out=self.operands.planes(out),
+            weights=self._pool_weights(node, out.planes),
+            mask=self.operands.mask(out),
+            channels=out.channels,
+            rows=grid.rows,
+            cols=grid.cols,
+            kernel_rows=node.kernel[0],
+            kernel_cols=node.kernel[1],
+            stride_rows=node.stride[0],
+            stride_cols=node.stride[1],
+            maximum=node.op == "max",
+            scale=1 / (node.kernel[0] * node.kernel[1]),
+        )
+
+    def _pool_weights(self, node: Pool, out: Planes) -> int:
+        """What each pixel's sum is multiplied with, if windows at the edge count fewer pixels than the others."""
+        weights = pool_weights(node)
+        if node.op == "max" or np.all(weights == weights[0, 0]):
+            return native.ABSENT
+        y, x = out.coordinates(halo=False)
+        inside = out.contains(y, x)
+        values = weights[np.where(inside, y, 0), np.where(inside, x, 0)]
+        return self.operands.constants.put(np.where(inside, values, 0).astype(np.float32))
+
+    def _mean(self, step: MeanStep) -> native.Mean:
+        (image,), (out,) = step.reads, step.writes
+        if image.planes is None:
+            return native.Mean(
+                native.Planes(self.operands.at(image), 4, 0), self.operands.at(out), image.channels, 0, 0, 1.0
+            )
+        grid = image.planes.grid
+        return native.Mean(
+            in_=self.operands.planes(image),
+            out=self.operands.at(out),
+            channels=image.channels,
+            rows=grid.rows,
+            cols=grid.cols,
+            scale=1 / image.pixels,
+        )
+
+    def _linear(self, step: LinearStep) -> native.Linear:
+        node = step.node
+        assert isinstance(node, Linear)
+        weight = stored_values(node.weight, self.operands.weights)
+        outputs, inputs = weight.shape
+        dense = bool(np.count_nonzero(weight) >= DENSE_FROM * weight.size)
+        starts = native.ABSENT
+        if dense:
+            padded = np.pad(weight, ((0, -outputs % self.operands.lanes), (0, 0)))
+            weights = self.operands.constants.put(padded.reshape(-1, self.operands.lanes, inputs).transpose(0, 2, 1))
+        else:
+            if inputs > FARTHEST[self.operands.weights]:
+                raise ValueError(f"{node.name}: {inputs} inputs are too many for 16-bit offsets")
+            row, column = np.nonzero(weight)
+            entries = np.zeros(len(row), ENTRIES[self.operands.weights])
+            entries["offset"] = column * (4 if self.operands.weights == "fp32" else 1)
+            entries["value"] = weight[row, column]
+            weights = self.operands.constants.put(entries)
+            starts = self.operands.constants.put(np.searchsorted(row, np.arange(outputs + 1)).astype(np.int32))
+        return native.Linear(
+            in_=self.operands.at(step.reads[0]),
+            out=self.operands.at(step.writes[0]),
+            weights=weights,
+            starts=starts,
+            bias=self.operands.floats(node.bias),
+            step=self.operands.steps(node.weight),
+            inputs=inputs,
+            outputs=outputs,
+            dense=dense,
+            act=_activate(node.activation),
+        )
+
+    def _pointwise(self, step: PointwiseStep) -> native.Pointwise:
+        node, out = step.node, step.writes[0]
+        affine = node if isinstance(node, Affine) else None
+        binary = node if isinstance(node, Binary) else None
+        b = step.reads[1] if len(step.reads) > 1 else None
+        planes = out.planes
+        if planes is None:
+            shape = (1, 1, -(-out.channels * out.pixels // self.operands.lanes))
+        else:
+            shape = (out.channels, planes.grid.rows, planes.grid.cols)
+        return native.Pointwise(
+            a=self.operands.planes(step.reads[0]),
+            b=self.operands.planes(b),
+            out=self.operands.planes(out),
+            scale=self.operands.floats(affine.scale if affine is not None else None),
+            shift=self.operands.floats(affine.shift if affine is not None else None),
+            mask=self.operands.mask(out),
+            channels=shape[0],
+            rows=shape[1],
+            cols=shape[2],
+            multiply=binary is not None and binary.op == "mul",
+            broadcast=b is not None and b.planes is None and planes is not None,
+            features=planes is None,
+            act=_activate(node.activation if isinstance(node, Affine | Binary) else Activation()),
+        )
+
+
+def _activate(activation: Activation) -> native.Activate:
+    return native.Activate(activation.kind, activation.low, activation.high)
