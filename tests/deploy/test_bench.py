@@ -55,7 +55,7 @@ def test_contenders_take_turns_and_each_one_runs_often_enough() -> None:
 def test_an_environment_without_deepsparse_is_answered(tmp_path: Path) -> None:
     rival = DeepSparse(sys.executable, tmp_path / "net.onnx", torch.zeros(1))
     with rival, pytest.raises(ValueError, match="No module named 'deepsparse'"):
-        rival.burst(1)
+        rival.burst(1, "perf_counter")
     with pytest.raises(ValueError, match="can be started"):
         DeepSparse(str(tmp_path / "python"), tmp_path / "net.onnx", torch.zeros(1))
 
