@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import engine_page
 from benchmarks.runner import RESULTS, cell
 from regrow.commands.report import in_the_paper
 from regrow.paper.cells import Library
@@ -27,16 +28,18 @@ from regrow.report.tasks import Task, make_tasks
 
 ROOT = RESULTS.parent.parent
 JPEG = "CIFAR-10 (JPEG q75)"
+ENGINE = "resnet20", "wrn28-2", "resnet50"
 MARKS = "<!-- measured: python -m benchmarks.pages -->\n", "<!-- /measured -->"
 
 
 def write_pages(folder: Path) -> None:
-    """Write `trainings.md` with its figures, `benchmarks.md` and `measured.md` into `folder`."""
+    """Write `trainings.md` with its figures, `benchmarks.md`, `measured.md` and `engine.md` into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     tasks = _tasks()
     drawn = write_figures(filter(None, map(_figure, tasks)), folder, ("svg",))
     pictures = {path.stem: path.name for path in drawn}
     parts = {"trainings": trainings(tasks, pictures), "benchmarks": benchmarks(), "measured": measured()}
+    parts["engine"] = engine()
     for name, text in parts.items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
@@ -104,8 +107,11 @@ def benchmarks() -> str:
         machine = result["machine"]
         where = f"{machine['cpu']}, {machine['threads']} of {machine['cores']} threads, torch {machine['torch']}"
         shown = [{name: cell(value) for name, value in row.items()} for row in result["rows"]]
+        parts = (
+            [row for row in shown if row.get("part") == part] for part in dict.fromkeys(r.get("part") for r in shown)
+        )
         made = f"`{result['command']}`, {result['date']}, {where}"
-        sections.append(f"### {result['title']}\n\n{made}\n\n{markdown(shown)}")
+        sections.append("\n".join([f"### {result['title']}\n\n{made}\n", *map(markdown, parts)]))
     return "\n".join(sections)
 
 
@@ -123,11 +129,15 @@ def costs() -> str:
     files = [_find(pack, network="resnet50", sparsity=0.95, dtype=dtype) for dtype in ("fp32", "int8")]
     dense, lossless, small = (size / 1e6 for size in (files[0]["dense"], *(row["packed"] for row in files)))
     packed = f"{lossless:.2f} MB lossless, {small:.2f} MB in int8"
+    speeds = [_find(_rows("engine"), part="speed", network=name, batch=1, sparsity=0.95) for name in ENGINE]
     lines = {
         "training step of ResNet-20 with DPF, time / without": f"{step:.2f}",
         "optimizer step alone (fused SGD, 25 M weights), time / without": f"{update:.2f}",
         "new mask for 25 M weights, times faster than `kthvalue`": f"{refresh:.1f}",
         f"ResNet-50 at 95 % as a packed file (dense: {dense:.1f} MB)": packed,
+        "ResNet-20, WRN-28-2, ResNet-50 at 95 % in the engine, times faster than the best dense runtime": ", ".join(
+            f"{row['times faster']:.1f}" for row in speeds
+        ),
     }
     return markdown([{"": name, "measured": value} for name, value in lines.items()])
 
@@ -142,6 +152,13 @@ def accuracies() -> str:
         line[row["method"]] = number(found)
     ours = [line for line in lines.values() if line["DPF"] != number(None)]
     return markdown(ours) + f"\nResNet-8, {JPEG}, 8 epochs, with fine-tuning (FT) 2 more; seeds in brackets.\n"
+
+
+def engine() -> str:
+    """Return how fast the engine is, beside what it should reach."""
+    result = json.loads((RESULTS / "engine.json").read_text(encoding="utf-8"))
+    told = engine_page.facts(result["rows"])
+    return f"{engine_page.heading(result)}\n\n{markdown(engine_page.lines(result['rows']))}\n{told}\n"
 
 
 def _rows(name: str) -> list[dict[str, Any]]:

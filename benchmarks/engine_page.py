@@ -1,0 +1,58 @@
+"""The engine's measurements as a page shows them: one line for each model, with the aims that it missed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Rows = list[dict[str, Any]]
+
+
+def heading(result: dict[str, Any]) -> str:
+    """Return how it was measured."""
+    made = f"`{result['command']}`, {result['date']}, {result['machine']['cpu']}, one thread, least processor time."
+    return (
+        f"{made} Masks are synthetic: layer density is proportional to n^-0.3 for n weights. In brackets: missed aims."
+    )
+
+
+def lines(rows: Rows) -> list[dict[str, str]]:
+    """Return the speed of each model."""
+    return [_line(row) for row in rows if row["part"] == "speed"]
+
+
+def _line(row: dict[str, Any]) -> dict[str, str]:
+    return {
+        "network, batch": f"{row['network']}, {row['batch']}",
+        "best dense runtime, ms": f"{row['best dense ms']:.3g} ({row['best dense']})",
+        "zeros": f"{row['sparsity']:.0%}",
+        "engine, ms": f"{row['engine ms']:.3g}",
+        "times faster than dense": _beside(row["times faster"], row["bar"]),
+        "than DeepSparse": _beside(row["times deepsparse"], row["its bar"]) if "times deepsparse" in row else "",
+        "GMAC/s": f"{row['GMAC/s']:.0f}",
+    }
+
+
+def _beside(value: float, aim: float | str) -> str:
+    return f"{value:.2f}" if isinstance(aim, str) or value >= aim else f"{value:.2f} (aim: {aim:g})"
+
+
+def facts(rows: Rows) -> str:
+    """Return what else was measured, in sentences."""
+    parts = {name: [row for row in rows if row["part"] == name] for name in ("speed", "tuning", "threads", "trained")}
+    error = max(row["error"] for row in parts["speed"])
+    told = [f"The largest error against torch is {error:.0e} of the largest output."]
+    slower = [row["AVX2 / AVX-512"] for row in parts["speed"] if "AVX2 / AVX-512" in row]
+    if slower:
+        told.append(f"Kernels for AVX2 take {min(slower):.2f} to {max(slower):.2f} times as long (aim: 1.1).")
+    if parts["tuning"]:
+        built, tuned = (max(row[name] for row in parts["tuning"]) for name in ("build CPU s", "tuning s"))
+        told.append(f"Building the kernels takes {built:.0f} s once, and tuning a network up to {tuned:.0f} s once.")
+    if parts["threads"]:
+        each = (f"{row['two threads']:.2f} ({row['network']}, batch {row['batch']})" for row in parts["threads"])
+        told.append(f"Two threads bring a factor of {', '.join(each)}; the aim is 1.7.")
+    told += [
+        f"A trained mask of {row['network']} at {row['sparsity']:.1%} runs at {row['GMAC/s']:.0f} GMAC/s, a synthetic "
+        f"one with as many multiply-accumulates at {row['synthetic GMAC/s']:.0f}."
+        for row in parts["trained"]
+    ]
+    return " ".join(told)
