@@ -107,9 +107,8 @@ def tuning(arguments: Any) -> list[Row]:
             before = os.times()
             load_library()
             built = os.times().children_user - before.children_user
-            regrow.compile(
-                pruned(name, 0.9), images(name, 1), tune=False
-            )  # what torch loads the first time counts for none
+            # What torch loads the first time counts for none.
+            regrow.compile(pruned(name, 0.9), images(name, 1), tune=False)
             for sparsity in arguments.sparsities:
                 model, x = pruned(name, sparsity), images(name, 1)
                 taken = []
