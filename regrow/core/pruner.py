@@ -96,13 +96,13 @@ class BasePruner:
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield masks that keep the units of largest score, as unit, scope and floor say; nothing outside `among`."""
         check_sparsity(sparsity, f"the schedule's value at step {self.step}")
-        self.requested = sparsity
         units = {name: self.units.scores(self.targets[name], score) for name, score in scores.items()}
         if among is not None:
             units = {n: alive(score, self.units.whole(self.targets[n], among[n])) for n, score in units.items()}
         shapes = {name: self.targets[name].param.shape for name in scores}
         for name, keep in self.budget.keep_top(units, self.units.share(sparsity), shapes, self.shards):
             inside = among[name] if among is not None else None
+            self.requested = sparsity  # not before it is known that there are masks
             yield name, self.units.mask(self.targets[name], scores[name], keep, inside)
 
     def hold(self, target: Target) -> Weight:

@@ -27,11 +27,11 @@ def hookable(optimizer: Any) -> Optimizer:
 
 def check_free(targets: Iterable[Target], optimizer: Optimizer, holders: Mapping[int, object]) -> None:
     """Raise unless the optimizer steps every target, and nobody prunes one of them already (`holders`, by identity)."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for target in targets:
         if hasattr(target.param, "_in_backward_optimizers"):
             raise ValueError(f"{target.name} is stepped inside backward, where there is no step to hook into")
-        if id(target.param) not in held:
+        if id(target.param) not in stepped:
             raise ValueError(
                 f"the optimizer does not hold {target.name}: give it to the optimizer, leave it out with targets=..., "
                 "and keep one optimizer for all targets (not one per parameter inside backward)"

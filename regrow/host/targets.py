@@ -96,9 +96,8 @@ def find_targets(model: nn.Module, spec: TargetSpec = None, *, include_last: boo
             if spec is None
             else f"targets={spec!r} selects no parameter. {_known(parameters)}"
         )
-    transposed = {
-        id(module.weight) for module in model.modules() if isinstance(module, _ConvTransposeNd)
-    }  # their weights are (in, out, ...)
+    # The weights of transposed convolutions are (in, out, ...).
+    transposed = {id(module.weight) for module in model.modules() if isinstance(module, _ConvTransposeNd)}
     targets = [
         Target(name, parameter, int(id(parameter) in transposed))
         for name, parameter in parameters.items()
@@ -156,7 +155,7 @@ def _check(target: Target) -> None:
     if not parameter.is_floating_point():
         raise TypeError(f"{target.name} holds {parameter.dtype}: only floating point weights can be pruned")
     check_placement(target.name, parameter)
-    if parameter.itemsize < 2 or parameter.is_complex():
+    if parameter.itemsize < 2:
         raise TypeError(f"{target.name} holds {parameter.dtype}: weights of 16, 32 or 64 bit can be pruned")
     if parameter.is_meta:
         raise ValueError(f"{target.name} is on the meta device and has no values yet: materialise the model first")

@@ -57,12 +57,13 @@ class SFP(Pruner):
 
     def next_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Keep the filters of largest norm in each layer."""
-        self.requested = self.schedule(t)
+        sparsity = self.schedule(t)
         keeps = {}  # all before the first is used: NaN in a layer changes none
         for name, weight in self.weights.items():
             norms = self.units.scores(self.targets[name], weight)
             [filters] = self.shards.sizes([norms])
-            count = int(filters * self.requested + 1e-9)  # 0.29 x 100 filters are 29, not 28.999…
+            count = int(filters * sparsity + 1e-9)  # 0.29 x 100 filters are 29, not 28.999…
             keeps[name] = prune_named(name, norms, count, self.shards)
+        self.requested = sparsity
         for name, keep in keeps.items():
             yield name, self.units.mask(self.targets[name], self.weights[name], keep, None)

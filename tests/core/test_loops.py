@@ -263,9 +263,10 @@ def test_nan_in_the_last_layer_leaves_the_masks_of_the_first_ones_as_they_were(m
     model = small_cnn()
     optimizer = sgd(model)
     options = {"total": 100} if method in ("RigL", "SET") else {"scope": "layer"} if method != "SFP" else {}
-    pruner = getattr(regrow, method)(model, optimizer, sparsity=0.5, every=2, **options)
+    sparsity = 0.5 if "total" in options else regrow.Cubic(0.5, end=10, initial=0.1)
+    pruner = getattr(regrow, method)(model, optimizer, sparsity=sparsity, every=2, **options)
     train(model, optimizer, batches(3))
-    before = pruner.masks.clone()
+    before, told = pruner.masks.clone(), (pruner.requested, pruner.flips)
     optimizer.zero_grad()
     for p in model.parameters():
         p.grad = torch.randn_like(p)
@@ -273,6 +274,7 @@ def test_nan_in_the_last_layer_leaves_the_masks_of_the_first_ones_as_they_were(m
     with pytest.raises(ValueError, match=r"6\.weight holds NaN"):
         optimizer.step()
     assert all(torch.equal(mask, before[name]) for name, mask in pruner.masks.items())
+    assert (pruner.requested, pruner.flips) == told
 
 
 def test_pruned_weights_loaded_after_attaching_are_adopted_quietly():
