@@ -207,7 +207,7 @@ ITEMS = (
         view=_view("lottery", "weight"),
         cells=_cells("weight"),
         work=_search,
-        cost="then four trainings for each mask and one search (11 trainings to 90 %, 21 to 99 %) for each seed",
+        cost="then four trainings for each mask and one search (12 trainings to 90 %, 22 to 99 %) for each seed",
     ),
     Item(
         name="lottery-structured",
