@@ -19,7 +19,7 @@ def find_item(name: str) -> Item:
     """Return an item by its name.
 
     >>> find_item("table2").title
-    'Table 2: CIFAR-10, unstructured, against simple methods, with and without fine-tuning'
+    'Table 2: unstructured, against simple methods, with and without fine-tuning'
     """
     items = all_items()
     if name not in items:

@@ -144,12 +144,12 @@ def _imagenet_view(scale: Scale, library: Library) -> View:
 
 
 TITLES = {
-    "table1": "Table 1: CIFAR-10, unstructured, against methods that move their masks",
-    "table2": "Table 2: CIFAR-10, unstructured, against simple methods, with and without fine-tuning",
+    "table1": "Table 1: unstructured, against methods that move their masks",
+    "table2": "Table 2: unstructured, against simple methods, with and without fine-tuning",
     "table3": "Table 3: ResNet-50 on ImageNet, unstructured",
-    "table4": "Table 4: CIFAR-10, unstructured, at all sparsities",
+    "table4": "Table 4: unstructured, at all sparsities",
     "table5": "Table 5: multiplications left by one threshold and by one for each layer",
-    "table6": "Table 6: CIFAR-10, whole filters, against SFP",
+    "table6": "Table 6: whole filters, against SFP",
     "methods": "Beyond the paper: every method on one network",
     "steady": "Beyond the paper: letting the mask settle, bounding the gradient of dead filters",
     "steady-filters": "Beyond the paper: whole filters, with the gradient of dead ones bounded; SFP without a ramp",
