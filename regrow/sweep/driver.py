@@ -17,7 +17,7 @@ from regrow.train.files import FolderError
 from regrow.train.signals import Stop, stop_requests
 
 # How often signals and progress are looked at, and how long a folder that somebody else has is left alone.
-_GLANCE, _PATIENCE = 0.25, 2.0
+_GLANCE, _PATIENCE = 0.25, 1.0
 
 
 def run_all(

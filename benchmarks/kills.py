@@ -1,0 +1,228 @@
+"""What `benchmarks.chaos` does to real processes: kills them at random moments, and looks at what they leave behind.
+
+Every campaign kills with SIGKILL until its work is done, checks all files after every kill, and compares the end with
+that of an undisturbed process. It returns how often it killed and how many files it checked; what may not be is an
+AssertionError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regrow.deploy import pack
+from regrow.deploy.files import load_model
+from regrow.sweep import run_all
+from regrow.sweep.job import jobs_for
+from regrow.train import checkpoint
+from regrow.train.config import Recipe
+from regrow.train.folder import read_recipe, read_result
+from regrow.train.metrics import read_metrics
+from regrow.train.run import run
+from tests.train.processes import RECIPE, context, outcome
+
+METHODS = ("dpf", "incremental", "oneshot", "snip", "dsr", "sparse-momentum", "set", "deepr", "rigl", "sfp")
+# Checkpoints as often as possible: most kills should meet one that is being written.
+OFTEN = 0.01
+
+
+@dataclass
+class Tally:
+    """What a campaign did."""
+
+    kills: int = 0
+    files: int = 0
+
+
+def training(folder: Path, chance: random.Random) -> Tally:
+    """Kill a training again and again until it is finished; it ends with the bits of an undisturbed one."""
+    recipe = RECIPE.changed(method=chance.choice(METHODS), sparsity=0.5, every=None, seed=chance.randrange(1000))
+    _undisturbed(_train, recipe, folder / "undisturbed")
+    tally, disturbed = Tally(), folder / "disturbed"
+    while _result(disturbed) is None:
+        process = _start(_train, recipe, disturbed)
+        if chance.random() < 0.7:
+            _await_progress(process, disturbed)
+        _kill_within(process, 0.3, chance, tally)
+        tally.files += check_run(disturbed)
+    assert outcome(disturbed) == outcome(folder / "undisturbed"), f"{recipe.name()} ended with other bits"
+    return tally
+
+
+def checkpoint_writing(folder: Path, chance: random.Random) -> Tally:
+    """Kill a process that does nothing but write checkpoints; the last one it called written is there, and whole."""
+    return _writing(_save_checkpoints, _checkpoint_number, folder, chance)
+
+
+def packing(folder: Path, chance: random.Random) -> Tally:
+    """The same with packed files."""
+    return _writing(_save_packed, _packed_number, folder, chance)
+
+
+def sweeping(folder: Path, chance: random.Random) -> Tally:
+    """Kill the driver of a sweep and its workers in turn; no finished run is lost or touched, all end alike."""
+    recipes = [RECIPE.changed(method=m, sparsity=0.5, every=None, epochs=2) for m in chance.sample(METHODS, 4)]
+    _undisturbed(_sweep, recipes, folder / "undisturbed")
+    tally, disturbed, finished = Tally(), folder / "disturbed", {}
+    jobs = jobs_for(recipes, disturbed)
+    while any(_result(job.folder) is None for job in jobs):
+        driver = _start(_sweep, recipes, disturbed)
+        while driver.is_alive() and chance.random() < 0.7:
+            _await_progress(driver, disturbed)
+            driver.join(chance.uniform(0, 0.3))
+            tally.kills += _kill_a_worker(disturbed, chance)
+        _kill_within(driver, 1, chance, tally)
+        tally.files += sum(check_run(job.folder) for job in jobs)
+        for path, digest in finished.items():
+            assert _digest(path) == digest, f"{path} was finished and has changed"
+        finished |= {job.folder: _digest(job.folder) for job in jobs if _result(job.folder) is not None}
+    for job in jobs:
+        assert outcome(job.folder) == outcome(folder / "undisturbed" / job.name), f"{job.name} ended with other bits"
+    return tally
+
+
+CAMPAIGNS: dict[str, Callable[[Path, random.Random], Tally]] = {
+    "checkpoint writing": checkpoint_writing,
+    "packing": packing,
+    "training": training,
+    "sweeping": sweeping,
+}
+
+
+def check_run(folder: Path) -> int:
+    """Read every file of a run folder, whole or not there; return how many there are."""
+    readers: dict[str, Callable[[Path], object]] = {
+        "recipe.toml": lambda path: read_recipe(path.parent),
+        "checkpoint.pt": checkpoint.load,
+        "metrics.jsonl": lambda path: read_metrics(path.parent),
+        "model.safetensors": load_model,
+        "result.json": lambda path: read_result(path.parent),
+    }
+    found = [folder / name for name in readers if (folder / name).exists()]
+    for path in found:
+        readers[path.name](path)
+    return len(found)
+
+
+def _start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    process = context().Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def _undisturbed(target: Callable[..., None], *arguments: Any) -> None:
+    process = _start(target, *arguments)
+    process.join()
+    assert process.exitcode == 0, f"the undisturbed process ended with {process.exitcode}"
+
+
+def _kill_within(process: BaseProcess, seconds: float, chance: random.Random, tally: Tally) -> None:
+    process.join(chance.uniform(0, seconds))
+    if process.is_alive():
+        process.kill()
+        tally.kills += 1
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL), f"it ended with {process.exitcode}"
+
+
+def _await_progress(process: BaseProcess, folder: Path) -> None:
+    """Wait for a new checkpoint, so that a machine too busy for anything between two kills still gets to the end."""
+
+    def written() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in folder.rglob("checkpoint.pt")}
+
+    before = written()
+    while process.is_alive() and written() == before:
+        time.sleep(0.002)
+
+
+def _kill_a_worker(folder: Path, chance: random.Random) -> int:
+    """Kill one of the processes that have a run folder; they are named in the locks."""
+    holders = [re.search(r"process (\d+)", lock.read_text()) for lock in folder.glob("*/lock")]
+    workers = [int(holder[1]) for holder in holders if holder]
+    try:
+        os.kill(chance.choice(workers), signal.SIGKILL)
+    except (IndexError, ProcessLookupError):
+        return 0
+    return 1
+
+
+def _result(folder: Path) -> dict[str, Any] | None:
+    return read_result(folder)
+
+
+def _digest(folder: Path) -> str:
+    names = ("result.json", "model.safetensors", "metrics.jsonl")
+    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in names)).hexdigest()
+
+
+def _train(recipe: Recipe, folder: Path) -> None:
+    run(recipe, folder, save_every=OFTEN)
+
+
+def _sweep(recipes: list[Recipe], folder: Path) -> None:
+    run_all(recipes, folder, workers=2, retries=10**6)
+
+
+def _writing(
+    write: Callable[[Path], None], number: Callable[[Path], int], folder: Path, chance: random.Random
+) -> Tally:
+    tally, path, said = Tally(), folder / "file", folder / "said"
+    folder.mkdir(parents=True)
+    for _ in range(10):
+        process = _start(write, path)
+        while not said.exists():  # the first one takes a while
+            assert process.is_alive(), "it ended before it wrote anything"
+        _kill_within(process, 0.1, chance, tally)
+        found, promised = number(path), int(said.read_text() or 0)
+        assert found >= promised, f"{path} is older than what was called written: {found} and {promised}"
+        tally.files += 1
+    return tally
+
+
+def _save_checkpoints(path: Path) -> None:
+    """Write numbered checkpoints for ever, each as large as its number lets it be."""
+    first = checkpoint.load(path)["number"] if path.exists() else 0
+    for number in range(first + 1, 10**9):
+        checkpoint.save(path, {"number": number, "weights": torch.full((1 + 7919 * number % 200_000,), float(number))})
+        _say(path, number)
+
+
+def _checkpoint_number(path: Path) -> int:
+    state = checkpoint.load(path)
+    assert bool((state["weights"] == state["number"]).all()), f"{path} is a mixture"
+    return int(state["number"])
+
+
+def _save_packed(path: Path) -> None:
+    first = _packed_number(path) if path.exists() else 0
+    for number in range(first + 1, 10**9):
+        weights = torch.zeros(1 + 7919 * number % 5_000, 9)
+        weights[::3] = number
+        pack.save({"weights": weights, "number": torch.tensor(number)}, path)
+        _say(path, number)
+
+
+def _packed_number(path: Path) -> int:
+    state = pack.load(path)
+    assert isinstance(state, dict)
+    assert bool((state["weights"][::3] == state["number"]).all()), f"{path} is a mixture"
+    return int(state["number"])
+
+
+def _say(path: Path, number: int) -> None:
+    """Note, in one write that no kill can halve, that a file is written."""
+    handle = os.open(path.with_name("said"), os.O_WRONLY | os.O_CREAT)
+    os.pwrite(handle, f"{number:012}".encode(), 0)
+    os.close(handle)
