@@ -72,13 +72,14 @@ def packing(folder: Path, chance: random.Random) -> Tally:
 
 def sweeping(folder: Path, chance: random.Random) -> Tally:
     """Kill the driver of a sweep and its workers in turn; no finished run is lost or touched, all end alike."""
-    recipes = [RECIPE.changed(method=m, sparsity=0.5, every=None, epochs=2) for m in chance.sample(METHODS, 4)]
+    shape = {"sparsity": 0.5, "every": None, "epochs": 12, "batch": 256, "finetune_epochs": 0}
+    recipes = [RECIPE.changed(method=method, **shape) for method in chance.sample(METHODS, 4)]
     _undisturbed(_sweep, recipes, folder / "undisturbed")
     tally, disturbed, finished = Tally(), folder / "disturbed", {}
     jobs = jobs_for(recipes, disturbed)
     while any(_result(job.folder) is None for job in jobs):
         driver = _start(_sweep, recipes, disturbed)
-        while driver.is_alive() and chance.random() < 0.7:
+        while driver.is_alive() and chance.random() < 0.85:
             _await_progress(driver, disturbed)
             driver.join(chance.uniform(0, 0.3))
             tally.kills += _kill_a_worker(disturbed, chance)

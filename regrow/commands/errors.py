@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 FAILED, MISUSED = 1, 2
 
@@ -12,6 +13,7 @@ def explain(error: Exception) -> int:
     """Print an error that has an explanation in one line and return the exit code; raise what is a bug of ours."""
     from regrow.host.agreement import DisagreementError
     from regrow.train.config import RecipeError
+    from regrow.train.files import FIXES, cannot_write
     from regrow.train.loop import DivergedError
     from regrow.train.world import FirstFailedError, rank
 
@@ -19,6 +21,8 @@ def explain(error: Exception) -> int:
         code = MISUSED
     elif _expected(error):
         code = FAILED
+    elif isinstance(error, OSError) and error.errno in FIXES and error.filename:
+        code, error = FAILED, cannot_write(Path(error.filename), error)
     else:
         raise error
     if os.environ.get("REGROW_DEBUG"):

@@ -42,6 +42,8 @@ def write_atomically(path: str | Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # named as the user knows it
     finally:
         partial.unlink(missing_ok=True)
     _sync_directory(path.parent)

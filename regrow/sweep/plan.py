@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from regrow.train.catalog import load_recipe
-from regrow.train.config import Recipe, RecipeError
+from regrow.train.config import Recipe, RecipeError, read_toml
 
 _FIELDS = {field.name: field.default for field in dataclasses.fields(Recipe)}
 
@@ -26,15 +25,11 @@ def read_sweep(path: Path | str) -> list[Recipe]:
     ['digits-small-dpf90-s0', 'digits-small-dpf90-s1']
     """
     path = Path(path)
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"it is not a TOML file: {error}"
-        raise RecipeError(f"cannot read the sweep {path}: {reason}") from None
+    content = read_toml(path)
     _check_names(content, {"recipe", "grid", *_FIELDS}, str(path))
     base = _base(content.pop("recipe", None), path)
     grids = content.pop("grid", {})
-    fixed = base.changed(**content) if content else base
+    fixed = Recipe.of({**dataclasses.asdict(base), **content}, str(path))
     recipes = [recipe for grid in _tables(grids, path) for recipe in _combinations(fixed, grid, path)]
     return list({recipe.key(): recipe for recipe in recipes}.values())
 

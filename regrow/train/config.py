@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ Device = Literal["cpu", "cuda", "mps"]
 
 # Where a run happens does not change what it is.
 _NOT_IN_KEY = ("device", "threads", "parallel")
+
+# Python's reader of TOML takes time that grows with the square of some files' size.
+_LARGEST = 32_768
 
 
 class RecipeError(ValueError):
@@ -146,11 +150,7 @@ class Recipe:
     @classmethod
     def read(cls, path: Path | str) -> Recipe:
         """Read a TOML recipe."""
-        path = Path(path)
-        try:
-            return cls.of(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{path} is not a TOML file: {error}") from None
+        return cls.of(read_toml(Path(path)), str(path))
 
     def to_toml(self) -> str:
         """Return the whole recipe as TOML, defaults included, so that `read` gives it back."""
@@ -165,7 +165,24 @@ class Recipe:
     def name(self) -> str:
         """Return a readable name, such as `cifar10-resnet20-dpf90-s0`."""
         pruned = self.method if self.method == "dense" else f"{self.method}{100 * self.sparsity:g}"
-        return f"{self.data}-{self.model}-{pruned}-s{self.seed}"
+        # It becomes the name of a folder, which a recipe from elsewhere must not place elsewhere.
+        return re.sub(r"[^\w.-]", "_", f"{self.data}-{self.model}-{pruned}-s{self.seed}")[:150]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file; whatever is wrong with it is a `RecipeError` that names the file."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise RecipeError(f"{path} is larger than {_LARGEST:,} bytes, which no recipe or sweep is.")
+        return tomllib.loads(content.decode())
+    except RecipeError:
+        raise
+    except OSError as error:
+        raise RecipeError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"{path} is not a TOML file: {error}") from None
 
 
 def _toml(value: Any) -> str:

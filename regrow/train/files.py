@@ -11,6 +11,15 @@ from typing import Any
 
 from regrow.deploy.container import write_atomically
 
+FIXES = {
+    errno.ENOSPC: "The disk is full: make room, then run the same command again to go on.",
+    errno.EDQUOT: "The quota is used up: make room, then run the same command again to go on.",
+    errno.EFBIG: "The file would be larger than this process may write (ulimit -f).",
+    errno.EACCES: "The folder is not writable: choose another with --out.",
+    errno.EROFS: "The file system is read-only: choose another folder with --out.",
+}
+"""What to do about an error of the system that keeps a file from being written."""
+
 
 class FolderError(OSError):
     """A run folder cannot be used; the message says why and what to do."""
@@ -45,11 +54,4 @@ def write_json(path: Path, content: Any) -> None:
 
 def cannot_write(path: Path, error: OSError) -> FolderError:
     """Say what kept `path` from being written, and what to do about it."""
-    fixes = {
-        errno.ENOSPC: "The disk is full: make room, then run the same command again to go on.",
-        errno.EDQUOT: "The quota is used up: make room, then run the same command again to go on.",
-        errno.EFBIG: "The file would be larger than this process may write (ulimit -f).",
-        errno.EACCES: "The folder is not writable: choose another with --out.",
-        errno.EROFS: "The file system is read-only: choose another folder with --out.",
-    }
-    return FolderError(f"cannot write {path}: {error.strerror}. {fixes.get(error.errno or 0, '')}".rstrip())
+    return FolderError(f"cannot write {path}: {error.strerror}. {FIXES.get(error.errno or 0, '')}".rstrip())

@@ -22,9 +22,13 @@ def read_result(folder: Path | str) -> dict[str, Any] | None:
     """Return the result of the run in `folder`, or None while it is not finished."""
     path = Path(folder) / "result.json"
     try:
-        result: dict[str, Any] = json.loads(path.read_bytes())
+        result = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except OSError as error:
+        raise FolderError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise FolderError(f"{path} is damaged: {error}") from None
+    if not isinstance(result, dict):
+        raise FolderError(f"{path} is damaged: it holds a {type(result).__name__} and no result")
     return result

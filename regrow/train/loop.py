@@ -32,6 +32,10 @@ from regrow.train.world import World
 _LOSSES_AT_ONCE = 50
 
 
+class StateError(ValueError):
+    """A state is not one that this training can have been in."""
+
+
 class DivergedError(RuntimeError):
     """The loss or the weights are no longer finite."""
 
@@ -83,12 +87,10 @@ class Trainer:
         self._losses: list[tuple[int, Tensor, int]] = []
         self.step, self.tally = 0, Tally()
         if state is not None:
-            self.model.load_state_dict(state["model"])
-        self.phase = self._training() if state is None else self._saved_phase(state)
+            self._restore(state)
+            return
+        self.phase = self._training()
         self.dynamics = Dynamics(self.phase.pruner.whole_masks())
-        if state is not None:
-            self.dynamics.load_state_dict(state["dynamics"])
-            self.step, self.tally = state["step"], Tally(**state["tally"])
 
     @property
     def total(self) -> int:
@@ -131,6 +133,19 @@ class Trainer:
             "pruner": self.phase.pruner.state_dict(),
             "dynamics": self.dynamics.state_dict(),
         }
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a state; one that another recipe, or nobody, has made may fail in any way."""
+        try:
+            self.model.load_state_dict(state["model"])
+            self.phase = self._saved_phase(state)
+            self.dynamics = Dynamics(self.phase.pruner.whole_masks())
+            self.dynamics.load_state_dict(state["dynamics"])
+            self.step, self.tally = int(state["step"]), Tally(**state["tally"])
+        except Exception as error:
+            raise StateError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+        if not self.phase.start <= self.step <= self.phase.end:
+            raise StateError(f"step {self.step} is not in the phase {self.phase.name!r}")
 
     def _saved_phase(self, state: Mapping[str, Any]) -> Phase:
         training = state["phase"] == "train"
@@ -228,8 +243,8 @@ class Trainer:
         self._losses.clear()
 
     def check_finite(self) -> None:
-        """Raise `DivergedError` unless all weights are finite numbers, those behind the pruned model too."""
-        weights = {**dict(self.model.named_parameters()), **self.phase.pruner.weights}
+        """Raise `DivergedError` unless all weights and statistics are finite, the weights behind the model too."""
+        weights = {**self.model.state_dict(), **self.phase.pruner.weights}
         bad = [index for index, weight in enumerate(weights.values()) if not torch.isfinite(held(weight)).all()]
         [worst] = self._world.most(bad[0] if bad else -1)
         if worst >= 0:
@@ -268,7 +283,7 @@ def make_trainer(
     """Return the trainer; what its parts say against the recipe becomes a `RecipeError`."""
     try:
         return Trainer(recipe, state, world=world)
-    except (DataError, RecipeError):
+    except (DataError, RecipeError, StateError):
         raise
     except ValueError as error:
         raise RecipeError(str(error)) from error

@@ -15,6 +15,8 @@ class Metrics:
 
     def __init__(self, path: Path, position: int) -> None:
         self.path = path
+        if not 0 <= position <= (path.stat().st_size if path.exists() else 0):
+            raise FolderError(f"{path} lacks lines that the checkpoint beside it counts. Restore it, or remove both.")
         try:
             self._file = path.open("r+b" if path.exists() else "w+b")
             self._file.truncate(position)
@@ -51,7 +53,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FolderError(f"{path}, line {number} is damaged: {error}") from None
     if not isinstance(record, dict):
         raise FolderError(f"{path}, line {number} is damaged: it holds {line[:40]!r} and no record")

@@ -23,7 +23,7 @@ from regrow.train.events import EpochEnded, Event, Finished, Listener, Started, 
 from regrow.train.files import FolderError, cannot_write, remove_partial, remove_shards, write_json, write_whole
 from regrow.train.folder import read_result
 from regrow.train.lock import locked
-from regrow.train.loop import DivergedError, make_trainer
+from regrow.train.loop import DivergedError, StateError, make_trainer
 from regrow.train.metrics import Metrics
 from regrow.train.parallel import make_mesh
 from regrow.train.signals import Stop, StoppedError, stop_requests
@@ -124,7 +124,10 @@ class _Run:
             from regrow.train import sharded
 
             state = sharded.load(self.folder, state, make_mesh(self.recipe.device, self.world))
-        self.trainer = make_trainer(self.recipe, state.get("trainer"), world=self.world)
+        try:
+            self.trainer = make_trainer(self.recipe, state.get("trainer"), world=self.world)
+        except StateError as error:
+            raise self._unusable(str(error)) from error
         self._seconds: float = state["seconds"]
         self._last: dict[str, Any] | None = state["last"]
         self._metrics = self._open(state["metrics"]) if self.world.first else None
@@ -142,9 +145,19 @@ class _Run:
         )
 
     def _read(self) -> dict[str, Any]:
-        if self._checkpoint.is_file():
-            return checkpoint.load(self._checkpoint)
-        return {"metrics": 0, "seconds": 0.0, "last": None}
+        if not self._checkpoint.is_file():
+            return {"metrics": 0, "seconds": 0.0, "last": None}
+        state = checkpoint.load(self._checkpoint)
+        kinds = {"trainer": dict, "metrics": int, "seconds": float, "last": dict | None}
+        for name, kind in kinds.items():
+            if not isinstance(state.get(name), kind):
+                raise self._unusable(f"its entry {name!r} is {state.get(name)!r}")
+        return state
+
+    def _unusable(self, reason: str) -> FolderError:
+        return FolderError(
+            f"{self._checkpoint} is not a state of this run ({reason}). Remove it to start from the beginning."
+        )
 
     def _open(self, position: int) -> Metrics:
         write_whole(self.folder / "recipe.toml", self.recipe.to_toml().encode())

@@ -66,5 +66,5 @@ def test_a_mistake_is_named_with_what_was_probably_meant(tmp_path, text, message
 
 
 def test_a_sweep_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(RecipeError, match=r"cannot read the sweep .*none\.toml: No such file"):
+    with pytest.raises(RecipeError, match=r"cannot read .*none\.toml: No such file"):
         read_sweep(tmp_path / "none.toml")

@@ -155,7 +155,7 @@ def test_a_run_that_diverges_at_once_says_that_there_is_no_checkpoint(tmp_path):
 
 def test_a_checkpoint_holds_data_only(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    torch.save({"format": 1, "trainer": os.system}, path)
+    checkpoint.save(path, {"trainer": os.system})
     with pytest.raises(FolderError, match=r"checkpoint\.pt is damaged"):
         checkpoint.load(path)
 
