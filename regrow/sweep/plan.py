@@ -29,9 +29,9 @@ def read_sweep(path: Path | str) -> list[Recipe]:
     _check_names(content, {"recipe", "grid", *_FIELDS}, str(path))
     base = _base(content.pop("recipe", None), path)
     grids = content.pop("grid", {})
-    fixed = Recipe.of({**dataclasses.asdict(base), **content}, str(path))
+    fixed = Recipe.of({**vars(base), **content}, str(path))
     recipes = [recipe for grid in _tables(grids, path) for recipe in _combinations(fixed, grid, path)]
-    return list({recipe.key(): recipe for recipe in recipes}.values())
+    return list(dict.fromkeys(recipes))
 
 
 def _base(name: Any, path: Path) -> Recipe:
@@ -55,7 +55,7 @@ def _tables(grids: Any, path: Path) -> list[dict[str, Any]]:
 def _combinations(fixed: Recipe, grid: Mapping[str, Any], path: Path) -> Iterator[Recipe]:
     """Yield a recipe for each combination; the last field changes fastest."""
     choices = {name: _choices(name, value, path) for name, value in grid.items()}
-    fields = dataclasses.asdict(fixed)
+    fields = vars(fixed)
     for values in itertools.product(*choices.values()):
         point = dict(zip(choices, values, strict=True))
         try:

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -21,8 +21,11 @@ Device = Literal["cpu", "cuda", "mps"]
 # Where a run happens does not change what it is.
 _NOT_IN_KEY = ("device", "threads", "parallel")
 
+# Of single values it is remembered whether they fit; inside these, 1 and True would be the same.
+_COMPOUND = (tuple, list, dict, set)
+
 # Python's reader of TOML takes time that grows with the square of some files' size.
-_LARGEST = 32_768
+_LARGEST = 65_536
 
 
 class RecipeError(ValueError):
@@ -135,7 +138,7 @@ class Recipe:
     @classmethod
     def of(cls, fields: Mapping[str, Any], origin: str = "") -> Recipe:
         """Make a recipe of `fields`; an unknown one is an error that names `origin` and the nearest known field."""
-        known = [field.name for field in dataclasses.fields(cls)]
+        known = cls.__dataclass_fields__
         for name in fields:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1, 0.5)
@@ -159,7 +162,7 @@ class Recipe:
 
     def key(self) -> str:
         """Return the content address: equal for recipes that describe the same run, wherever it happens."""
-        fields = {name: value for name, value in dataclasses.asdict(self).items() if name not in _NOT_IN_KEY}
+        fields = {name: value for name, value in vars(self).items() if name not in _NOT_IN_KEY}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     def name(self) -> str:
@@ -195,17 +198,15 @@ def _toml(value: Any) -> str:
 
 
 def _check_types(recipe: Recipe) -> None:
-    hints = _hints()
-    for field in dataclasses.fields(recipe):
-        value = getattr(recipe, field.name)
-        wanted = hints[field.name]
-        if _fits(value, wanted):
+    for name, wanted in _hints().items():
+        value = getattr(recipe, name)
+        if _fits(value, wanted) if isinstance(value, _COMPOUND) else _fits_one(value, wanted):
             continue
         if names := _choices(wanted):
             near = difflib.get_close_matches(str(value), names, 1, 0.4)
             hint = f" Perhaps you meant {near[0]!r}." if near else ""
-            raise RecipeError(f"{field.name} must be one of {', '.join(names)}, got {value!r}.{hint}")
-        raise RecipeError(f"{field.name} must be {_words(wanted)}, got {value!r}")
+            raise RecipeError(f"{name} must be one of {', '.join(names)}, got {value!r}.{hint}")
+        raise RecipeError(f"{name} must be {_words(wanted)}, got {value!r}")
 
 
 @cache
@@ -222,8 +223,15 @@ def _fits(value: Any, wanted: Any) -> bool:
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(item, get_args(wanted)[0]) for item in value)
     if wanted is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300
+        return whole or (isinstance(value, float) and math.isfinite(value))
     return isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
+
+
+@lru_cache(maxsize=10_000, typed=True)
+def _fits_one(value: Any, wanted: Any) -> bool:
+    """The same for a single value, remembered: the recipes of a sweep differ in a few fields only."""
+    return _fits(value, wanted)
 
 
 def _choices(wanted: Any) -> tuple[str, ...]:

@@ -209,7 +209,7 @@ def test_any_bytes_in_place_of_a_recipe_are_refused_with_the_name_of_the_file(tm
     [
         ("targets = " + "[" * 30_000, "not a TOML file"),
         ("seed = " + "9" * 5000, "not a TOML file"),
-        ("a." * 50_000 + "b = 1", "larger than 32,768 bytes"),
+        ("a." * 50_000 + "b = 1", "larger than 65,536 bytes"),
     ],
 )
 def test_a_recipe_that_wants_to_exhaust_the_reader_is_refused(tmp_path, content, message):
