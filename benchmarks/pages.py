@@ -29,6 +29,7 @@ from regrow.report.tasks import Task, make_tasks
 ROOT = RESULTS.parent.parent
 JPEG = "CIFAR-10 (JPEG q75)"
 ENGINE = "resnet20", "wrn28-2", "resnet50"
+SERIES = 10  # more curves than these in one picture tell nothing
 MARKS = "<!-- measured: python -m benchmarks.pages -->\n", "<!-- /measured -->"
 
 
@@ -45,17 +46,17 @@ def write_pages(folder: Path) -> None:
 
 
 def _tasks() -> list[Task]:
-    runs = find_runs(sorted(RESULTS.parent.glob("*.jsonl")))
+    runs = find_runs(sorted([*RESULTS.parent.glob("*.jsonl"), *RESULTS.parent.glob("digits/*.jsonl")]))
     return make_tasks(group(runs)[0], runs)
 
 
 def _figure(task: Task) -> Figure | None:
-    found = tradeoff_figure(COSTS[0], task)
+    found = tradeoff_figure(COSTS[0], task) if len(task.series) <= SERIES else None
     return found and replace(found, name=task.slug)
 
 
 def trainings(tasks: Sequence[Task], pictures: Mapping[str, str]) -> str:
-    """Return every training in `results/*.jsonl`: a picture and a table for each network and data set."""
+    """Return every training that was not for tuning: a picture and a table for each network and data set."""
     parts = []
     for task in tasks:
         title = task.title.replace("CIFAR-10", JPEG)
@@ -68,7 +69,7 @@ def trainings(tasks: Sequence[Task], pictures: Mapping[str, str]) -> str:
 def _training(task: Task) -> str:
     lines = [
         {
-            "": _unbroken(row.label),
+            "": _unbroken(_changed(row.label, " · ")),
             "settings": _changed(row.settings),
             "sparsity": _unbroken(row.sparsity),
             "top-1, %": _unbroken(row.top1),
@@ -84,8 +85,8 @@ def _training(task: Task) -> str:
     return markdown([{name: text for name, text in line.items() if name not in idle} for line in lines])
 
 
-def _changed(settings: str) -> str:
-    return ", ".join(each for each in settings.split(", ") if not each.endswith("by default"))
+def _changed(settings: str, between: str = ", ") -> str:
+    return between.join(each for each in settings.split(between) if not each.endswith("by default"))
 
 
 def _unbroken(text: str) -> str:
