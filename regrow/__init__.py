@@ -2,6 +2,7 @@
 
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from regrow.version import __version__
@@ -93,6 +94,8 @@ def __getattr__(name: str) -> Any:
             module = import_module(home)
             if hasattr(module, name):
                 return globals().setdefault(name, getattr(module, name))
+    if not name.startswith("_") and find_spec(f"regrow.{name}"):
+        return import_module(f"regrow.{name}")
     near = [known for known in __all__ if known.lower() == name.lower()] or get_close_matches(name, __all__, 1)
     hint = f". Did you mean {near[0]!r}?" if near else ""
     raise AttributeError(f"module 'regrow' has no attribute {name!r}{hint}")

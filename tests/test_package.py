@@ -35,6 +35,11 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
         _ = regrow.prune_everything
 
 
+def test_packages_need_no_import_of_their_own():
+    code = "import regrow; regrow.data.load('digits', 'test'); regrow.models.build('resnet8')"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("module", ["regrow", "regrow.cli", "regrow.train.config", "regrow.train.catalog"])
 def test_torch_is_not_imported_before_it_is_needed(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

@@ -143,6 +143,13 @@ def test_the_pages_about_files_and_small_networks_run():
     run_page("shrink", known | {"model": resnet})
 
 
+@pytest.mark.slow
+def test_the_page_about_speed_runs(capsys):
+    known = run_page("deploy", {"regrow": regrow, "torch": torch})
+    torch.testing.assert_close(known["logits"], known["model"](known["x"]), atol=1e-4, rtol=1e-4)
+    assert capsys.readouterr().out
+
+
 def test_the_page_about_the_theorems_runs():
     assert run_page("theory", {})["found"].holds
 
