@@ -116,7 +116,7 @@ def test_pages_that_show_alternatives_run(page):
     run_page(page, names() | {"regrow": Alternatives(small)})
 
 
-@pytest.mark.parametrize("page", ["resume", "arm", "deploy", "algorithm", "migrate"])
+@pytest.mark.parametrize("page", ["resume", "arm", "algorithm", "migrate"])
 def test_pages_that_tell_a_story_run(page):
     known = names()
     if page == "resume":
