@@ -12,6 +12,8 @@ from regrow.paper.verdict import difference
 from regrow.paper.views import number
 from regrow.report.tasks import percent
 
+_CONSTANT = Column("sfp", unit="filter", fields=(("ramp_end", 0.0),), name="SFP, constant ratio")
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -78,15 +80,18 @@ def scopes(scale: Scale) -> list[Pair]:
 
 
 def structured(scale: Scale) -> list[Pair]:
-    """DPF against SFP on whole filters."""
+    """DPF against SFP on whole filters; with the ramp of the paper's comparison, and as its authors ran it."""
+    others = (Column("sfp", unit="filter"), _CONSTANT)
     return [
         Pair(
             f"DPF, {percent(ratio)} of the filters",
-            Column("dpf", unit="filter").cell(scale, place(scale, ratio)),
-            "SFP",
-            Column("sfp", unit="filter").cell(scale, place(scale, ratio)),
+            Column("dpf", unit="filter").cell(scale, at),
+            other.title,
+            other.cell(scale, at),
         )
         for ratio in (0.2, 0.4)
+        for at in [place(scale, ratio)]
+        for other in others
     ]
 
 
@@ -109,7 +114,7 @@ def settled_filters(scale: Scale) -> list[Pair]:
     others = (
         Column("dpf", unit="filter"),
         Column("sfp", unit="filter"),
-        Column("sfp", unit="filter", fields=(("ramp_end", 0.0),), name="SFP, constant ratio"),
+        _CONSTANT,
     )
     return [
         Pair(
