@@ -28,8 +28,8 @@ RULE = (
 SHOWN, NOT_SHOWN, TOO_FEW, OPEN = "reproduced", "not reproduced at this scale", "one seed only", "not run"
 _SFP = (
     "SFP follows the ramp, as in the paper's comparison. Trainings this short do not survive that: a filter that was "
-    "zeroed gets far too large a gradient behind batch norm, comes back larger than those that were kept, and the next, "
-    "larger zeroing takes good ones. With its authors' constant ratio this does not happen."
+    "zeroed gets far too large a gradient behind batch norm, comes back larger than those that were kept, and the "
+    "next, larger zeroing takes good ones. With its authors' constant ratio this does not happen."
 )
 _ORDER: tuple[Verdict, ...] = ("ahead", "level", "behind", "one seed", "not run")
 
