@@ -53,11 +53,15 @@ def bench(
     python = str(environment / "bin" / "python") if environment is not None else None
     found = compare(network, x, threads=threads, seconds=seconds, deepsparse=python)
     image = " x ".join(str(side) for side in shape)
-    print(f"{network.architecture.name}, {found.sparsity:.1%} zeros, {batch} x {image}, {threads} thread(s)\n")
+    print(f"{network.architecture.name}, {found.sparsity:.1%} zeros, {batch} x {image}, {_count(threads)}\n")
     if layers:
         print(f"{found.profile.table(found.peak)}\n")
     print(found)
     return 0
+
+
+def _count(threads: int) -> str:
+    return "1 thread" if threads == 1 else f"{threads} threads"
 
 
 def _check(batch: int, threads: int, against: str | None, environment: Path | None) -> None:
