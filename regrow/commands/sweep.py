@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from regrow.sweep import Resources
+    from regrow.sweep import Job, Resources
     from regrow.train.config import Recipe
 
 
@@ -74,20 +74,24 @@ def _run(
 
 
 def _list(recipes: list[Recipe], folder: Path) -> int:
-    from regrow.sweep.display import scores
     from regrow.sweep.job import jobs_for
-    from regrow.train.files import FolderError
 
-    finished = 0
-    for job in jobs_for(recipes, folder):
-        try:
-            result = job.result()
-        except FolderError as error:
-            state = str(error)
-        else:
-            finished += result is not None
-            begun = "interrupted" if (job.folder / "recipe.toml").is_file() else "to do"
-            state = f"finished  {scores(result)}" if result else begun
-        print(f"{job.folder}  {state}")
+    jobs = jobs_for(recipes, folder)
+    states = [_state(job) for job in jobs]
+    print("\n".join(f"{job.folder}  {state}" for job, state in zip(jobs, states, strict=True)))
+    finished = sum(state.startswith("finished") for state in states)
     print(f"{len(recipes):,} runs, {finished:,} finished. Nothing was started.")
     return 0
+
+
+def _state(job: Job) -> str:
+    from regrow.sweep.display import scores
+    from regrow.train.files import FolderError
+
+    try:
+        result = job.result()
+    except FolderError as error:
+        return str(error)
+    if result is not None:
+        return f"finished  {scores(result)}"
+    return "interrupted" if (job.folder / "recipe.toml").is_file() else "to do"

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -20,9 +20,6 @@ Device = Literal["cpu", "cuda", "mps"]
 
 # Where a run happens does not change what it is.
 _NOT_IN_KEY = ("device", "threads", "parallel")
-
-# Of single values it is remembered whether they fit; inside these, 1 and True would be the same.
-_COMPOUND = (tuple, list, dict, set)
 
 # Python's reader of TOML takes time that grows with the square of some files' size.
 _LARGEST = 65_536
@@ -198,9 +195,11 @@ def _toml(value: Any) -> str:
 
 
 def _check_types(recipe: Recipe) -> None:
+    values = vars(recipe)
     for name, wanted in _hints().items():
-        value = getattr(recipe, name)
-        if _fits(value, wanted) if isinstance(value, _COMPOUND) else _fits_one(value, wanted):
+        value = values[name]
+        # Most fields of most recipes are defaults: thousands of recipes are checked in a moment.
+        if value is getattr(Recipe, name) or _fits(value, wanted):
             continue
         if names := _choices(wanted):
             near = difflib.get_close_matches(str(value), names, 1, 0.4)
@@ -226,12 +225,6 @@ def _fits(value: Any, wanted: Any) -> bool:
         whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300
         return whole or (isinstance(value, float) and math.isfinite(value))
     return isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
-
-
-@lru_cache(maxsize=10_000, typed=True)
-def _fits_one(value: Any, wanted: Any) -> bool:
-    """The same for a single value, remembered: the recipes of a sweep differ in a few fields only."""
-    return _fits(value, wanted)
 
 
 def _choices(wanted: Any) -> tuple[str, ...]:
