@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -85,7 +86,9 @@ def _serve(job: Job, threads: int, sender: Connection) -> None:
     from regrow.sweep.work import work
 
     threading.Thread(target=_leave_with_the_driver, daemon=True).start()
-    sender.send(work(job, threads=threads))
+    outcome = work(job, threads=threads)
+    with contextlib.suppress(BrokenPipeError):  # the driver may be gone; the folder tells the next one
+        sender.send(outcome)
 
 
 def _leave_with_the_driver() -> None:
