@@ -3,8 +3,8 @@
     python -m benchmarks.chaos                      # until 750 kills are recorded; a quarter of an hour
     python -m benchmarks.chaos --kills 20 --only training --out /tmp/chaos.jsonl
 
-Each round is one line in `results/chaos.jsonl`: what was done, the seed that repeats its random choices, kills, files
-checked, seconds. The command can be interrupted and goes on with the kills that are still missing. It stops at the
+Each round is one line in `results/chaos/kills.jsonl`: what was done, the seed that repeats its random choices, kills,
+files checked, seconds. The command can be interrupted and goes on with the kills that are still missing. It stops at the
 first file that is damaged, finished run that is lost or result that is not bit for bit that of an undisturbed process;
 the folder with the evidence is kept.
 """
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, help=f"kills in each campaign (default: {KILLS})")
     parser.add_argument("--only", choices=CAMPAIGNS, help="one campaign")
-    parser.add_argument("--out", type=Path, default=RESULTS.parent / "chaos.jsonl")
+    parser.add_argument("--out", type=Path, default=RESULTS.parent / "chaos" / "kills.jsonl")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in [options.only] if options.only else list(CAMPAIGNS):
