@@ -92,6 +92,8 @@ def test_sharded_processes_killed_while_they_save_lose_nothing(tmp_path):
         processes[0].join(random.uniform(0, 0.5))
         os.kill(processes[random.randrange(2)].pid, signal.SIGKILL)
         for process in processes:
+            process.join(5)
+            process.kill()  # as torchrun does with those that wait for the dead one
             process.join()
     run_together(2, train_and_save_often, recipe, folder)
     assert outcome(folder) == outcome(tmp_path / "whole")
