@@ -20,10 +20,6 @@ class Cell:
     recipes: tuple[Recipe, ...]
     finetuned: bool = False
 
-    def with_fields(self, **fields: Any) -> Cell:
-        """Return the cell with fields of its recipes changed."""
-        return Cell(tuple(recipe.changed(**fields) for recipe in self.recipes), self.finetuned)
-
 
 class Library:
     """Finished runs, from run folders and from files of results, by the recipe that decided their outcome.

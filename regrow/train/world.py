@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 Answer = TypeVar("Answer")
 
@@ -91,9 +92,20 @@ def joined(device: str, *, sharded: bool = False) -> Iterator[World]:
         return
     if launched and device == "cuda" and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    alone: dict[str, Any] = {} if launched else {"store": store, "rank": 0, "world_size": 1}
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", **alone)
+    store, number, size = _meeting_point() if launched else (dist.HashStore(), 0, 1)  # type: ignore[attr-defined]
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=number, world_size=size)
     yield World(dist.get_rank(), dist.get_world_size())
     # Not after an error: the others may be waiting for this process, and its end is what tells them.
     dist.destroy_process_group()
+
+
+def _meeting_point() -> tuple[Any, int, int]:
+    """Return the store through which the processes find each other, this one's number, and how many they are.
+
+    torchrun's default rendezvous keeps its store when it starts the processes anew, and a process that reads the
+    addresses of those that died waits for them: every start has keys of its own.
+    """
+    store, number, size = next(rendezvous("env://"))
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"start {start}", store), number, size  # type: ignore[attr-defined]

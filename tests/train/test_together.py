@@ -128,20 +128,23 @@ def test_what_the_first_process_is_refused_stops_the_others_too(tmp_path):
 LONGER = ("digits", "--width", "4", "--epochs", "30", "--every", "4", "--threads", "1", "--save-every", "0.05")
 
 
-def undisturbed(folder):
+def undisturbed(folder, parallel="ddp"):
     """Return the outcome of LONGER on two processes when nothing happens."""
-    recipe = load_recipe("digits").changed(width=4, epochs=30, every=4, threads=1)
+    recipe = load_recipe("digits").changed(width=4, epochs=30, every=4, threads=1, parallel=parallel)
     run_together(2, train_all, {"whole": recipe}, folder)
     return outcome(folder / "whole")
 
 
 @pytest.mark.slow
-def test_a_process_killed_at_a_random_moment_is_replaced_and_the_result_is_that_of_an_undisturbed_run(tmp_path):
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_process_killed_at_a_random_moment_is_replaced_and_the_result_is_that_of_an_undisturbed_run(
+    tmp_path, parallel
+):
     seed = int(os.environ.get("REGROW_KILL_SEED", random.randrange(10**6)))
     print(f"REGROW_KILL_SEED={seed}")
     moments, folder = random.Random(seed), tmp_path / "run"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3"]
-    command = [*torchrun, "-m", "regrow", "train", *LONGER, "--out", str(folder)]
+    command = [*torchrun, "-m", "regrow", "train", *LONGER, "--parallel", parallel, "--out", str(folder)]
     agent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     killed = 0
     while agent.poll() is None and killed < 2:
@@ -156,7 +159,7 @@ def test_a_process_killed_at_a_random_moment_is_replaced_and_the_result_is_that_
     assert agent.returncode == 0, said
     assert killed == 2, said
     assert "going on after" in said
-    assert outcome(folder)[:2] == undisturbed(tmp_path)[:2]
+    assert outcome(folder)[:2] == undisturbed(tmp_path, parallel)[:2]
 
 
 @pytest.mark.slow

@@ -68,7 +68,9 @@ class Comparison:
         share = self.packed_bytes / dense if dense else 0.0
         size = f"On disk, packed: {self.packed_bytes:,} bytes, {share:.1%} of the dense weights' {dense:,}."
         speed = self.profile.macs * self.batch / self.seconds[ENGINE]
-        work = f"Multiply-accumulates with weights that are not zero: {self.profile.macs / 1e6:,.1f} M an image"
+        millions = self.profile.macs / 1e6
+        count = f"{millions:,.1f}" if millions >= 1 else f"{millions:.3f}"
+        work = f"Multiply-accumulates with weights that are not zero: {count} M an image"
         if self.peak is None:
             return f"{size}\n{work}."
         return f"{size}\n{work}, {speed / 1e9:.1f} G/s: {speed / self.peak / self.threads:.0%} of this machine's peak."
