@@ -68,6 +68,13 @@ def test_built_in_networks_give_what_torch_gives(name: str) -> None:
         assert relative_error(compiled(x), model(x)) < 1e-5
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_windows_that_all_reach_over_the_edge_count_only_the_pixels_inside(size: int) -> None:
+    pool = nn.AvgPool2d(2, 2, padding=1, count_include_pad=False)
+    for lanes in LANES:
+        check(nn.Sequential(nn.Conv2d(1, 1, 1), pool).eval(), torch.randn(1, 1, size, size), lanes)
+
+
 def test_perceptrons_work_at_every_density() -> None:
     torch.manual_seed(0)
     for density in (0.0, 0.05, 0.4, 1.0):

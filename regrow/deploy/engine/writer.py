@@ -186,11 +186,11 @@ class Writer:
             stride_rows=node.stride[0],
             stride_cols=node.stride[1],
             maximum=node.op == "max",
-            scale=1 / (node.kernel[0] * node.kernel[1]),
+            scale=float(pool_weights(node)[0, 0]),
         )
 
     def _pool_weights(self, node: Pool, out: Planes) -> int:
-        """What each pixel's sum is multiplied with, if windows at the edge count fewer pixels than the others."""
+        """What each pixel's sum is multiplied with, where that differs between pixels; else `scale` says it for all."""
         weights = pool_weights(node)
         if node.op == "max" or np.all(weights == weights[0, 0]):
             return native.ABSENT
