@@ -29,7 +29,7 @@ SHOWN, NOT_SHOWN, TOO_FEW, OPEN = "reproduced", "not reproduced at this scale", 
 _SFP = (
     "SFP follows the ramp, as in the paper's comparison. Trainings this short do not survive that: a filter that was "
     "zeroed gets far too large a gradient behind batch norm, comes back larger than those that were kept, and the "
-    "next, larger zeroing takes good ones. With its authors' constant ratio this does not happen."
+    "next, larger zeroing takes good ones. The constant ratio of its authors is measured beside it."
 )
 _ORDER: tuple[Verdict, ...] = ("ahead", "level", "behind", "one seed", "not run")
 
