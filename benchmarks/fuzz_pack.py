@@ -1,9 +1,9 @@
 """Feeds mutated packed files to `regrow.load` and records what it did with each: `python -m benchmarks.fuzz_pack`.
 
 Damage (flipped bits, cuts, splices, overwritten, inserted and removed bytes) must be refused by `FormatError` or leave
-every tensor as it was. Forgeries carry a right checksum over an index, codes or header that lie: they must be refused,
-or give tensors of the shapes that the index says. Anything else, a load of more than ten seconds or one that needs
-more than a gibibyte, fails the run.
+every tensor as it was. Forgeries carry a right checksum over an index, codes or words that lie: they must be refused,
+or give tensors of the shapes that the index says or the network that they name has. Anything else, a load of more than
+ten seconds or one that needs more than a gibibyte, fails the run.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from benchmarks.runner import report
 from regrow import FormatError, models
 from regrow.deploy import pack
+from regrow.deploy.sealed import seal
 
-NAMES = ("regrow.index", "regrow.codes")
+CHECKSUM = 8
 SLOW = 10.0
 MEMORY = 1 << 30
 NUMBERS = (-1, 0, 1, 2, 3, 4, 7, 8, 9, 16, 127, 128, 255, 256, 2**16, 2**31 - 1, 2**32, 2**48, 2**63, 10**12, 10**40)
-VALUES: tuple[Any, ...] = (*NUMBERS, None, True, 1.5, float("nan"), "", "float32", "int64", "bool", "float32 as int8",
-                           "float32 as fp16", [], [[]], {}, [2, 3], [10**6, 10**6], [0, 0, 0, 0])  # fmt: skip
+VALUES: tuple[Any, ...] = (*NUMBERS, None, True, 1.5, float("nan"), "", "float32", "int64", "bool", "float16",
+                           "bfloat16", [], [[]], {}, [2, 3], [10**6, 10**6], [0, 0, 0, 0])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Original:
     """A good file: its bytes, what it says, and the tensors in it."""
 
     data: bytes
-    header: dict[str, Any]
-    rows: list[Any]
+    words: list[Any]
+    index: list[Any]
     codes: bytes
     state: dict[str, Tensor]
 
@@ -57,13 +57,17 @@ def originals(folder: Path) -> list[Original]:
         "conv.weight": torch.where(torch.rand(6, 4, 3, 3) < 0.1, torch.randn(6, 4, 3, 3), 0.0),
         "fc.weight": torch.where(torch.rand(7, 9) < 0.7, torch.randn(7, 9), 0.0),
         "half": torch.randn(5, 5, dtype=torch.float16),
+        "conv.bias": torch.randn(6),
         "fc.bias": torch.randn(7),
         "mask": torch.rand(9) < 0.5,
         "steps": torch.tensor(1234),
     }
-    sources: list[nn.Module | dict[str, Tensor]] = [state] * 6 + [models.build("small", classes=2)]
+    networks = [models.build("small", classes=classes) for classes in (2, 3, 2)]
+    networks[2].half()  # its tensors are listed, because the network says other types
+    sources: list[nn.Module | dict[str, Tensor]] = [*[state] * 6, *networks]
+    dtypes = ("fp32", "fp16", "bf16", "int8", "fp32", "int8", "fp16", "int8", "fp32")
     found = []
-    for source, dtype in zip(sources, ("fp32", "fp16", "bf16", "int8", "fp32", "int8", "fp16"), strict=True):
+    for source, dtype in zip(sources, dtypes, strict=True):
         path = folder / "original.regrow"
         pack.save(source, path, dtype=dtype)  # type: ignore[arg-type]
         found.append(original(path.read_bytes(), tensors(pack.load(path))))
@@ -73,24 +77,24 @@ def originals(folder: Path) -> list[Original]:
 def original(data: bytes, state: dict[str, Tensor]) -> Original:
     length = struct.unpack("<Q", data[:8])[0]
     outer = json.loads(data[8 : 8 + length])
-    body = data[8 + length :]
-    index, codes = (body[slice(*outer[name]["data_offsets"])] for name in NAMES)
-    header = json.loads(outer["__metadata__"]["regrow"])
-    header.pop("checksum")
-    return Original(data, header, json.loads(zlib.decompress(index, -15)), codes, state)
+    words = json.loads(outer["__metadata__"]["regrow"])[1:]
+    coder = zlib.decompressobj(-15)
+    index = json.loads(coder.decompress(data[8 + length + CHECKSUM :]))
+    return Original(data, words, index, coder.unused_data, state)
 
 
 def tensors(loaded: nn.Module | dict[str, Tensor]) -> dict[str, Tensor]:
     return dict(loaded.state_dict()) if isinstance(loaded, nn.Module) else loaded
 
 
-def forge(header: Any, index: bytes, codes: bytes, *, deflated: bool = False) -> bytes:
+def deflated(text: bytes) -> bytes:
+    coder = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return coder.compress(text) + coder.flush()
+
+
+def forge(words: list[Any], index: Any, codes: bytes) -> bytes:
     """A file that says what is given, under a right checksum."""
-    if not deflated:
-        coder = zlib.compressobj(1, zlib.DEFLATED, -15)
-        index = coder.compress(index) + coder.flush()
-    planes = zip(NAMES, (index, codes), strict=True)
-    return pack.seal(header, {name: np.frombuffer(plane, np.uint8) for name, plane in planes})
+    return seal(words, deflated(json.dumps(index).encode()) + codes)
 
 
 def damaged(data: bytes, other: bytes, chance: random.Random) -> bytes:
@@ -127,50 +131,67 @@ def damage_container(good: Original, other: Original, chance: random.Random) -> 
 
 
 def forge_index(good: Original, other: Original, chance: random.Random) -> bytes:
-    rows = json.loads(json.dumps(good.rows))
+    """One to three values of the index, at any depth, that are something else."""
+    index = json.loads(json.dumps(good.index))
     for _ in range(chance.randint(1, 3)):
-        row = chance.choice(rows)
-        place = row
-        while isinstance(place[at := chance.randrange(len(place))], list) and place[at] and chance.random() < 0.8:
+        place = index
+        while isinstance(place[at := chance.randrange(len(place))], list) and place[at] and chance.random() < 0.9:
             place = place[at]
-        place[at] = chance.choice(VALUES if chance.random() < 0.5 else NUMBERS)
-    return forge(good.header, json.dumps(rows).encode(), good.codes)
+        place[at] = chance.choice(VALUES if chance.random() < 0.3 else NUMBERS)
+    return forge(good.words, index, good.codes)
 
 
 def forge_rows(good: Original, other: Original, chance: random.Random) -> bytes:
-    """Rows that are missing, repeated, exchanged or another file's."""
-    rows = [*good.rows, *other.rows] if chance.random() < 0.3 else list(good.rows)
-    chance.shuffle(rows)
-    rows = rows[: chance.randint(0, len(rows))] + rows[: chance.randint(0, 2)]
-    return forge(good.header, json.dumps(rows).encode(), chance.choice((good.codes, other.codes, b"")))
+    """Tensors and columns that are missing, repeated, exchanged or another file's."""
+    index = [list(part) if isinstance(part, list) else part for part in good.index]
+    for at in chance.sample(range(len(index)), chance.randint(1, len(index))):
+        parts = [part for part in (good.index[at], other.index[at]) if isinstance(part, list)]
+        if not parts or chance.random() < 0.2:
+            index[at] = chance.choice((good.index[at], other.index[at]))
+            continue
+        taken = parts[0] + parts[-1] if chance.random() < 0.3 else list(parts[0])
+        chance.shuffle(taken)
+        index[at] = taken[: chance.randint(0, len(taken))] + taken[: chance.randint(0, 2)]
+    return forge(chance.choice((good.words, other.words)), index, chance.choice((good.codes, other.codes, b"")))
 
 
 def forge_codes(good: Original, other: Original, chance: random.Random) -> bytes:
-    return forge(good.header, json.dumps(good.rows).encode(), damaged(good.codes, other.codes, chance))
+    return forge(good.words, good.index, damaged(good.codes, other.codes, chance))
+
+
+def forge_fields(good: Original, other: Original, chance: random.Random) -> bytes:
+    """Codes whose deflate streams are whole, and say something else."""
+    streams, rest = [], good.codes
+    for _ in range(2):
+        coder = zlib.decompressobj(-15)
+        streams.append(coder.decompress(rest))
+        rest = coder.unused_data
+    at = chance.randrange(2)
+    streams[at] = damaged(streams[at], other.codes, chance)
+    return forge(good.words, good.index, b"".join(map(deflated, streams)) + rest)
 
 
 def forge_text(good: Original, other: Original, chance: random.Random) -> bytes:
     """An index that is hardly JSON, or hardly deflated."""
-    text = json.dumps(good.rows).encode()
+    text = json.dumps(good.index).encode()
     if chance.random() < 0.5:
-        return forge(good.header, damaged(text, b"[" * len(text), chance), good.codes)
-    coder = zlib.compressobj(9, zlib.DEFLATED, -15)
-    stream = coder.compress(text) + coder.flush()
-    return forge(good.header, damaged(stream, good.codes, chance), good.codes, deflated=True)
+        return seal(good.words, deflated(damaged(text, b"[" * len(text), chance)) + good.codes)
+    return seal(good.words, damaged(deflated(text), good.codes, chance) + good.codes)
 
 
-def forge_header(good: Original, other: Original, chance: random.Random) -> bytes:
-    architecture = {
-        "name": chance.choice(("small", "resnet20", "resnet99999999999", "wrn28-2", "", "os", "densenet100000")),
-        "options": {chance.choice(("classes", "width", "size", "growth", "x")): chance.choice(VALUES)},
-    }
-    change = {chance.choice(("version", "dtype", "architecture", "checksum")): chance.choice((*VALUES, architecture))}
-    return forge({**good.header, **change}, json.dumps(good.rows).encode(), good.codes)
+def forge_words(good: Original, other: Original, chance: random.Random) -> bytes:
+    name = chance.choice(("small", "resnet20", "resnet99999999999", "wrn28-2", "", "os", "densenet100000"))
+    options = {chance.choice(("classes", "width", "size", "growth", "x")): chance.choice(VALUES)}
+    words = [*good.words, name, options]
+    words = words[: chance.randint(0, 5)] if chance.random() < 0.5 else list(good.words)
+    if words and chance.random() < 0.7:
+        words[chance.randrange(len(words))] = chance.choice((*VALUES, "fp16", "int8", name, options))
+    return forge(words, good.index, good.codes)
 
 
 Mutation = Callable[[Original, Original, random.Random], bytes]
 DAMAGE: tuple[Mutation, ...] = (damage, damage_container)
-FORGERIES: tuple[Mutation, ...] = (forge_index, forge_rows, forge_codes, forge_text, forge_header)
+FORGERIES: tuple[Mutation, ...] = (forge_index, forge_rows, forge_codes, forge_fields, forge_text, forge_words)
 
 
 def verdict(path: Path, mutation: Mutation, good: Original) -> str:
@@ -190,10 +211,17 @@ def verdict(path: Path, mutation: Mutation, good: Original) -> str:
         if not same:
             raise AssertionError("a damaged file was believed")
         return "unharmed"
-    said = original(path.read_bytes(), {}).rows
-    if {name: list(tensor.shape) for name, tensor in state.items()} != {row[0]: row[2] for row in said}:
-        raise AssertionError("the tensors are not what the index says")
+    if {name: list(tensor.shape) for name, tensor in state.items()} != shapes(original(path.read_bytes(), {})):
+        raise AssertionError("the tensors are not what the file says")
     return "believed"
+
+
+def shapes(said: Original) -> dict[str, list[int]]:
+    """The shapes that a file lists, or those of the network that it names."""
+    if isinstance(said.index[0], list):
+        return {name: shape for name, _, shape in said.index[0]}
+    _, name, options = said.words
+    return {key: list(value.shape) for key, value in models.build(name, **options).state_dict().items()}
 
 
 def identical(a: Tensor, b: Tensor) -> bool:

@@ -1,25 +1,24 @@
 """The packed file: a sparse model within a few per cent of its entropy limit, safe to open from anywhere."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from regrow.deploy.coding.planes import CODES, INDEX, Planes, join, split
-from regrow.deploy.coding.tensor_code import CodedTensor, decode_tensor, encode_tensor
-from regrow.deploy.container import FormatError, locate, opened, read_json, safetensors, write_atomically
+from regrow.deploy.coding.index import Spec, known_of
+from regrow.deploy.coding.planes import Index, join, read_index, split
+from regrow.deploy.coding.tensor_code import StoredTensor, restored
+from regrow.deploy.container import FormatError, locate, write_atomically
 from regrow.deploy.files import contents, load_model
-from regrow.deploy.rebuild import assemble, from_json, to_json
+from regrow.deploy.rebuild import construct, fill, from_json, skeleton
+from regrow.deploy.sealed import seal, unseal
 from regrow.models import Architecture
 
 Dtype = Literal["fp32", "fp16", "bf16", "int8"]
-
-METADATA, VERSION = "regrow", 1
 
 # Zeros cost nothing in the file, so its size bounds the tensors only loosely: at 99.9 % sparsity they are
 # some 900 times as large. A file that promises more than this is refused unless `max_bytes` allows it.
@@ -70,8 +69,9 @@ def save(source: nn.Module | Mapping[str, Tensor] | str | Path, path: str | Path
         raise TypeError(f"save takes a module, a state dict or the folder of a run, got {type(source).__name__}.")
     model = load(source) if isinstance(source, str | Path) else source
     state, architecture = contents(model)
-    planes = join([encode_tensor(name, tensor, dtype) for name, tensor in state.items()])
-    write_atomically(path, seal({"version": VERSION, "dtype": dtype, "architecture": to_json(architecture)}, planes))
+    known = known_of(skeleton(architecture, len(state))) if architecture else None
+    named = [architecture.name, dict(architecture.options)] if architecture else []
+    write_atomically(path, seal([dtype, *named], join(state, dtype, known)))
 
 
 def load(path: str | Path, *, max_bytes: int | None = None) -> nn.Module | dict[str, Tensor]:
@@ -83,12 +83,14 @@ def load(path: str | Path, *, max_bytes: int | None = None) -> nn.Module | dict[
     default the bound follows from the size of the file.
     """
     path = locate(path)
-    header, planes = _read(path)
-    if header is None:
+    if (packed := _read(path)) is None:
         return load_model(path)
-    architecture = from_json(header.get("architecture"), path)
-    state = {tensor.row.name: _decode(path, tensor) for tensor in _tensors(path, planes, max_bytes)}
-    return assemble(state, architecture, path)
+    with _naming(path):
+        tensors = {stored.spec.name: restored(stored) for stored in packed.tensors(max_bytes)}
+    state = {spec.name: tensors[spec.name] for spec in packed.specs}
+    if packed.model is None or packed.architecture is None:
+        return state
+    return fill(packed.model, state, packed.architecture, path)
 
 
 def describe(path: str | Path) -> Description:
@@ -99,83 +101,72 @@ def describe(path: str | Path) -> Description:
     which a file must also say, are not in the limit.
     """
     path = locate(path)
-    header, planes = _read(path)
-    if header is None:
+    if (packed := _read(path)) is None:
         raise FormatError(f"{path} is a plain safetensors file, not a packed one. Pack it with regrow.save.")
-    tensors = _tensors(path, planes, None)
-    sizes = tuple(
-        TensorSize(
-            name=tensor.row.name,
-            shape=tensor.row.shape,
-            form=tensor.row.form,
-            nonzeros=tensor.nonzeros,
-            limit_bytes=tensor.limit_bits / 8,
-        )
-        for tensor in tensors
-    )
+    with _naming(path):
+        sizes = {
+            stored.spec.name: TensorSize(
+                name=stored.spec.name,
+                shape=stored.spec.shape,
+                form=stored.form,
+                nonzeros=stored.nonzeros,
+                limit_bytes=stored.limit_bits / 8,
+            )
+            for stored in packed.tensors(None)
+        }
     return Description(
         path=path,
-        architecture=from_json(header.get("architecture"), path),
-        dtype=str(header.get("dtype")),
-        file_bytes=path.stat().st_size,
-        limit_bytes=sum(size.limit_bytes for size in sizes),
-        dense_bytes=sum(tensor.row.dense_bytes for tensor in tensors),
-        tensors=sizes,
+        architecture=packed.architecture,
+        dtype=packed.dtype,
+        file_bytes=packed.size,
+        limit_bytes=sum(size.limit_bytes for size in sizes.values()),
+        dense_bytes=sum(spec.dense_bytes for spec in packed.specs),
+        tensors=tuple(sizes[spec.name] for spec in packed.specs),
     )
 
 
-def seal(header: Mapping[str, Any], planes: Planes) -> bytes:
-    """The bytes of a packed file that says `header` and holds `planes`.
+@dataclass(frozen=True)
+class _PackedFile:
+    """A packed file after its checksum: what it says it holds, none of it decoded yet."""
 
-    All metadata is one entry, because safetensors writes several in a random order: the same model gives the
-    same file.
-    """
-    sealed = dict(header) | {"checksum": _checksum(header, planes)}
-    metadata = {METADATA: json.dumps(sealed, separators=(",", ":"))}
-    contents: bytes = safetensors("numpy").save(planes, metadata)
-    return contents
+    size: int
+    dtype: str
+    architecture: Architecture | None
+    model: nn.Module | None
+    specs: list[Spec]
+    index: Index
 
-
-def _checksum(header: Mapping[str, Any], planes: Planes) -> str:
-    """A digest of everything that a packed file says, so that no damage goes unnoticed."""
-    digest = blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=8)
-    for name in (INDEX, CODES):
-        digest.update(len(planes[name]).to_bytes(8, "little"))
-        digest.update(planes[name].data)
-    return digest.hexdigest()
+    def tensors(self, max_bytes: int | None) -> Iterator[StoredTensor]:
+        """All tensors, in any order; a ValueError if one is damaged or all together are too large."""
+        plausible = _ALWAYS_ALLOWED + _LARGEST_RATIO * self.size
+        return split(self.index, self.specs, self.dtype, plausible if max_bytes is None else max_bytes)
 
 
-def _read(path: Path) -> tuple[dict[str, Any] | None, Planes]:
-    """What a packed file says and holds, checked to be what was written; no header if it is a plain file."""
-    with opened(path, "numpy") as file:
-        stored = (file.metadata() or {}).get(METADATA)
-        if stored is None:
-            return None, {}
-        header = read_json(stored, path)
-        version = header.get("version") if isinstance(header, dict) else None
-        if version != VERSION:
-            raise FormatError(
-                f"{path} is of version {shortened(version)} of the packed format; regrow reads {VERSION}."
-            )
-        names = (INDEX, CODES)
-        if set(file.keys()) != set(names) or any(file.get_slice(name).get_dtype() != "U8" for name in names):
-            raise FormatError(f"{path} does not hold the byte tensors {' and '.join(names)} of a packed file.")
-        planes = {name: file.get_tensor(name).reshape(-1) for name in names}
-    if header.pop("checksum", None) != _checksum(header, planes):
-        raise FormatError(f"{path} is damaged: its contents do not match its checksum.")
-    return header, planes
+def _read(path: Path) -> _PackedFile | None:
+    """What a packed file says, checked to be what was written; None if it is a plain safetensors file."""
+    if (unsealed := unseal(path)) is None:
+        return None
+    words, data = unsealed
+    dtype: Any = words[0] if words else None
+    if dtype not in get_args(Dtype):
+        raise FormatError(f"{path} is of dtype {shortened(dtype)}; known are {', '.join(get_args(Dtype))}.")
+    named = dict(zip(("name", "options"), words[1:], strict=False))
+    architecture = from_json(named or None, path)
+    with _naming(path):
+        index = read_index(data)
+        # Every layer of our networks has numbers of its own: a short file cannot name a deep one.
+        layers = min(index.length, len(data) // 4)
+        model = construct(architecture, layers, path) if architecture else None
+        specs = index.specs(known_of(model) if model else None)
+    return _PackedFile(path.stat().st_size, dtype, architecture, model, specs, index)
 
 
-def _decode(path: Path, tensor: CodedTensor) -> Tensor:
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn what is wrong inside a file into the exception that names it."""
     try:
-        return decode_tensor(tensor)
-    except ValueError as error:
-        raise FormatError(f"{path}: {tensor.row.name!r}: {error}.") from None
-
-
-def _tensors(path: Path, planes: Planes, max_bytes: int | None) -> list[CodedTensor]:
-    plausible = _ALWAYS_ALLOWED + _LARGEST_RATIO * path.stat().st_size
-    try:
-        return split(planes, plausible if max_bytes is None else max_bytes)
+        yield
+    except FormatError:
+        raise
     except ValueError as error:
         raise FormatError(f"{path}: {error}.") from None

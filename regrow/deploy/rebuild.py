@@ -39,10 +39,19 @@ def assemble(state: dict[str, Tensor], architecture: Architecture | None, path: 
     """The module of `architecture` that owns the tensors of `state`; `state` itself where none is known."""
     if architecture is None:
         return state
+    return fill(construct(architecture, len(state), path), state, architecture, path)
+
+
+def construct(architecture: Architecture, tensors: int, path: Path) -> nn.Module:
+    """The network that a file with `tensors` tensors names, without memory for its weights."""
     try:
-        model = skeleton(architecture, len(state))
+        return skeleton(architecture, tensors)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise FormatError(f"{path}: its architecture cannot be built: {error}") from None
+
+
+def fill(model: nn.Module, state: dict[str, Tensor], architecture: Architecture, path: Path) -> nn.Module:
+    """Give a constructed network the tensors of a file."""
     if differs := difference(model, state):
         raise FormatError(f"{path} says that it is {architecture.name}, but {differs}.")
     model.load_state_dict(state, assign=True)

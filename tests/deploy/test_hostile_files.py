@@ -20,10 +20,11 @@ from safetensors.numpy import save as save_safetensors
 from regrow.deploy import pack
 from regrow.deploy.container import FormatError
 from regrow.deploy.files import save_model
+from regrow.deploy.sealed import seal
 from tests.deploy.sparse_models import pruned
 
 MEBIBYTE = 1 << 20
-NAMES = ("regrow.index", "regrow.codes")
+CHECKSUM = 8
 
 
 @cache
@@ -33,6 +34,7 @@ def packed(dtype: str = "fp32") -> bytes:
     state = {
         "conv.weight": torch.where(torch.rand(6, 4, 3, 3) < 0.2, torch.randn(6, 4, 3, 3), 0.0),
         "fc.weight": torch.where(torch.rand(5, 6) < 0.8, torch.randn(5, 6), 0.0),
+        "conv.bias": torch.randn(6),
         "fc.bias": torch.randn(5),
         "steps": torch.tensor(1234),
     }
@@ -41,22 +43,23 @@ def packed(dtype: str = "fp32") -> bytes:
         return Path(folder, "x.regrow").read_bytes()
 
 
-def opened(data: bytes) -> tuple[dict[str, Any], list[Any], bytes]:
-    """The header, the rows of the index and the codes of a packed file."""
+def opened(data: bytes) -> tuple[list[Any], list[Any], bytes]:
+    """The words, the index and the codes of a packed file."""
     length = struct.unpack("<Q", data[:8])[0]
     outer = json.loads(data[8 : 8 + length])
-    body = data[8 + length :]
-    index, codes = (body[slice(*outer[name]["data_offsets"])] for name in NAMES)
-    return json.loads(outer["__metadata__"]["regrow"]), json.loads(zlib.decompress(index, -15)), codes
+    coder = zlib.decompressobj(-15)
+    index = json.loads(coder.decompress(data[8 + length + CHECKSUM :]))
+    return json.loads(outer["__metadata__"]["regrow"])[1:], index, coder.unused_data
 
 
-def write(path: Path, header: Any, rows: Any, codes: bytes) -> None:
-    """A packed file with a right checksum, whatever it says."""
-    text = json.dumps(rows).encode()
+def deflated(data: bytes) -> bytes:
     coder = zlib.compressobj(9, zlib.DEFLATED, -15)
-    planes = (coder.compress(text) + coder.flush(), codes)
-    arrays = {name: np.frombuffer(plane, np.uint8) for name, plane in zip(NAMES, planes, strict=True)}
-    path.write_bytes(pack.seal({k: v for k, v in header.items() if k != "checksum"}, arrays))
+    return coder.compress(data) + coder.flush()
+
+
+def write(path: Path, words: Any, index: Any, codes: bytes) -> None:
+    """A packed file with a right checksum, whatever it says."""
+    path.write_bytes(seal(words, deflated(json.dumps(index).encode()) + codes))
 
 
 def refusal(path: Path, memory: int = 16 * MEBIBYTE) -> str:
@@ -115,45 +118,48 @@ values = st.recursive(
 )
 
 
+def shapes(index: list[Any]) -> list[list[int]]:
+    return [shape for _, _, shape in index[0]]
+
+
 @given(data=st.data(), dtype=st.sampled_from(["fp32", "fp16", "int8"]))
 @settings(max_examples=300, deadline=None)
 def test_an_index_that_lies_is_refused_or_gives_the_shapes_that_it_says(data, dtype, tmp_path_factory):
     path = tmp_path_factory.mktemp("pack") / "x.regrow"
-    header, rows, codes = opened(packed(dtype))
-    row = rows[data.draw(st.integers(0, len(rows) - 1))]
-    field = data.draw(st.integers(0, len(row) - 1))
-    if isinstance(row[field], list) and row[field] and data.draw(st.booleans()):
-        row[field][data.draw(st.integers(0, len(row[field]) - 1))] = data.draw(numbers)
-    else:
-        row[field] = data.draw(values)
-    write(path, header, rows, codes)
+    words, index, codes = opened(packed(dtype))
+    place = index
+    field = data.draw(st.integers(0, len(place) - 1))
+    while isinstance(place[field], list) and place[field] and data.draw(st.booleans()):
+        place = place[field]
+        field = data.draw(st.integers(0, len(place) - 1))
+    place[field] = data.draw(numbers if type(place[field]) is int else values)
+    write(path, words, index, codes)
 
     try:
         loaded = pack.load(path)
     except FormatError:
         return
-    assert [list(tensor.shape) for tensor in loaded.values()] == [row[2] for row in rows]
+    assert [list(tensor.shape) for tensor in loaded.values()] == shapes(index)
 
 
 @given(codes=st.binary(max_size=400))
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_in_place_of_the_codes_are_refused_or_decoded_to_the_shapes(codes, tmp_path_factory):
     path = tmp_path_factory.mktemp("pack") / "x.regrow"
-    header, rows, _ = opened(packed())
-    write(path, header, rows, codes)
+    words, index, _ = opened(packed())
+    write(path, words, index, codes)
 
     try:
         loaded = pack.load(path)
     except FormatError:
         return
-    assert [list(tensor.shape) for tensor in loaded.values()] == [row[2] for row in rows]
+    assert [list(tensor.shape) for tensor in loaded.values()] == shapes(index)
 
 
 def test_a_few_bytes_that_promise_a_terabyte_are_refused_before_memory_is_taken(tmp_path):
     path = tmp_path / "x.regrow"
-    coder = zlib.compressobj(9, zlib.DEFLATED, -15)
-    rows = [["w", "float32", [10**6, 10**6], [0, 0, 0, 0]]]
-    write(path, {"version": 1, "dtype": "fp32", "architecture": None}, rows, coder.flush())
+    index = [[["w", "float32", [10**6, 10**6]]], [0], [0], [0], [0]]
+    write(path, ["fp32"], index, deflated(b"") + deflated(b""))
 
     assert "its tensors would take 4,000,000,000,000 bytes" in refusal(path)
 
@@ -166,13 +172,19 @@ def test_the_bound_on_memory_can_be_chosen(tmp_path):
         pack.load(tmp_path / "x.regrow", max_bytes=3_999_999)
 
 
-def test_a_deflate_bomb_is_refused_before_it_unfolds(tmp_path):
-    path = tmp_path / "x.regrow"
-    bomb = zlib.compressobj(9, zlib.DEFLATED, -15)
-    plane = np.frombuffer(bomb.compress(b" " * (256 << 20)) + bomb.flush(), np.uint8)
-    path.write_bytes(pack.seal({"version": 1}, dict.fromkeys(NAMES, plane)))
+@cache
+def bomb() -> bytes:
+    return deflated(b" " * (256 << 20))
 
-    assert "its index cannot be read: a deflate stream is longer than" in refusal(path, 64 * MEBIBYTE)
+
+@pytest.mark.parametrize("place", ["index", "codes"])
+def test_a_deflate_bomb_is_refused_before_it_unfolds(place, tmp_path):
+    path = tmp_path / "x.regrow"
+    words, index, _ = opened(packed())
+    before = b"" if place == "index" else deflated(json.dumps(index).encode())
+    path.write_bytes(seal(words, before + bomb()))
+
+    assert f"its {place} cannot be read: a deflate stream is longer than" in refusal(path, 64 * MEBIBYTE)
 
 
 @pytest.mark.parametrize(
@@ -193,14 +205,21 @@ def test_an_architecture_that_is_not_the_files_is_refused(name, options, message
     architecture = {"name": name, "options": options}
     path = tmp_path / "x.regrow"
     if kind == "packed":
-        pack.save(model, path)
-        header, rows, codes = opened(path.read_bytes())
-        write(path, header | {"architecture": architecture}, rows, codes)
+        pack.save(model.state_dict(), path)
+        words, index, codes = opened(path.read_bytes())
+        write(path, [*words, name, options], index, codes)
     else:
         state = {key: value.numpy() for key, value in model.state_dict().items()}
         path.write_bytes(save_safetensors(state, {"architecture": json.dumps(architecture)}))
 
     assert message in refusal(path)
+
+
+def test_a_short_file_that_names_a_very_deep_network_is_refused_before_it_is_built(tmp_path):
+    path = tmp_path / "x.regrow"
+    write(path, ["fp32", "resnet100004", {}], ["00000000", [0] * 200_000], b"")
+
+    assert "resnet100004 has more layers than" in refusal(path)
 
 
 @pytest.mark.parametrize("architecture", ["", "[]", "{}", '{"name": 1, "options": {}}', "[" * 100_000])
@@ -211,28 +230,53 @@ def test_a_plain_file_with_a_broken_architecture_is_refused(architecture, tmp_pa
     refusal(path)
 
 
-def test_a_file_of_another_version_or_without_its_parts_is_refused(tmp_path):
+@pytest.mark.parametrize(("said", "version"), [('{"version": 1, "dtype": "fp32"}', 1), ('[3, "fp32"]', 3)])
+def test_a_file_of_another_version_is_refused_with_what_to_do(said, version, tmp_path):
     path = tmp_path / "x.regrow"
-    header, rows, codes = opened(packed())
-    write(path, header | {"version": 2}, rows, codes)
-    assert "is of version 2 of the packed format; regrow reads 1" in refusal(path)
+    path.write_bytes(save_safetensors({"regrow.packed": np.zeros(3, np.uint8)}, {"regrow": said}))
 
-    path.write_bytes(save_safetensors({"regrow.index": np.zeros(3, np.uint8)}, {"regrow": '{"version": 1}'}))
-    assert "does not hold the byte tensors regrow.index and regrow.codes" in refusal(path)
+    assert f"is of version {version} of the packed format; this regrow reads 2. Load it with" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["regrow.index", "regrow.packed"])
+def test_a_file_without_its_bytes_is_refused(name, tmp_path):
+    path = tmp_path / "x.regrow"
+    path.write_bytes(save_safetensors({name: np.zeros(3, np.int8)}, {"regrow": '[2, "fp32"]'}))
+
+    assert "does not hold the byte tensor regrow.packed of a packed file" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "is of dtype None; known are fp32, fp16, bf16, int8"),
+        ([["fp32"]], "is of dtype ['fp32']; known are"),
+        (["fp32"], "it neither lists its tensors nor names a network that has them"),
+        (["fp32", "resnet8"], "its architecture is not of the form"),
+        (["fp32", "resnet8", {"width": 8}], "names has other tensors than it was saved with"),
+    ],
+)
+def test_words_that_do_not_fit_the_file_are_refused(words, message, tmp_path):
+    path = tmp_path / "x.regrow"
+    pack.save(pruned("resnet8", 0.9), path)
+    _, index, codes = opened(path.read_bytes())
+    write(path, words, index, codes)
+
+    assert message in refusal(path)
 
 
 def test_a_packed_file_without_its_header_is_not_taken_for_a_plain_one(tmp_path):
     path = tmp_path / "x.regrow"
-    path.write_bytes(packed().replace(b'"regrow":"{', b'"retrow":"{'))
+    path.write_bytes(packed().replace(b'"regrow":"[', b'"retrow":"['))
 
     assert "it is a packed file, or what is left of one" in refusal(path)
 
 
 def test_a_tensor_named_twice_is_refused(tmp_path):
     pack.save({"a": torch.ones(3), "b": torch.ones(3)}, tmp_path / "x.regrow")
-    header, rows, codes = opened((tmp_path / "x.regrow").read_bytes())
-    rows[1][0] = "a"
-    write(tmp_path / "x.regrow", header, rows, codes)
+    words, index, codes = opened((tmp_path / "x.regrow").read_bytes())
+    index[0][1][0] = "a"
+    write(tmp_path / "x.regrow", words, index, codes)
 
     assert "names a tensor twice" in refusal(tmp_path / "x.regrow")
 

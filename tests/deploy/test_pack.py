@@ -15,7 +15,10 @@ from torch import Tensor, nn
 
 from regrow import models
 from regrow.deploy import pack
+from regrow.deploy.coding.index import digest, known_of
 from regrow.deploy.files import load_model, save_model
+from regrow.deploy.rebuild import skeleton
+from regrow.models import Architecture
 from tests.deploy.sparse_models import pruned
 
 DTYPES = ("fp32", "fp16", "bf16", "int8")
@@ -138,6 +141,55 @@ def test_a_built_in_network_comes_back_ready_to_run(name, tmp_path):
     assert torch.equal(loaded(images), model(images))
 
 
+def test_a_network_deeper_than_any_file_may_claim_comes_back(tmp_path):
+    model = pruned("resnet260", 0.9, width=1)
+    pack.save(model, tmp_path / "x.regrow")
+
+    assert pack.load(tmp_path / "x.regrow").architecture == model.architecture
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_built_in_network_in_another_type_comes_back_in_that_type(dtype, tmp_path):
+    model = pruned("resnet8", 0.9).to(dtype)
+    pack.save(model, tmp_path / "x.regrow")
+    loaded = pack.load(tmp_path / "x.regrow")
+
+    assert loaded.architecture == model.architecture
+    for name, value in model.state_dict().items():
+        assert loaded.state_dict()[name].dtype == value.dtype
+        assert torch.equal(loaded.state_dict()[name], value)
+
+
+def test_a_file_does_not_depend_on_the_default_type(tmp_path):
+    pack.save(pruned("resnet8", 0.9), tmp_path / "x.regrow")
+    torch.set_default_dtype(torch.float64)
+    try:
+        loaded = pack.load(tmp_path / "x.regrow")
+        pack.save(loaded, tmp_path / "y.regrow")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+    assert (tmp_path / "x.regrow").read_bytes() == (tmp_path / "y.regrow").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("resnet8", "145cdc86"),
+        ("resnet50", "7916eeb9"),
+        ("wrn10-1", "bc20248c"),
+        ("vgg16", "7ab9842f"),
+        ("densenet22", "e41de8a3"),
+        ("small", "8983aa60"),
+    ],
+)
+def test_files_of_built_in_networks_rely_on_tensors_that_have_not_changed(name, stored):
+    # Files do not list what the network says. Whoever changes names, shapes or their order in `regrow.models` makes
+    # them unreadable, and has to raise the version of the format and to say so in the changelog.
+    assert digest(known_of(skeleton(Architecture(name, {}), 0))) == stored
+
+
 def test_a_users_network_comes_back_as_its_state_dict(tmp_path):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.LazyLinear(4))
     model(torch.randn(2, 3, 8, 8))
@@ -186,21 +238,22 @@ def test_a_plain_file_holds_tied_and_strided_tensors_and_opens_in_safetensors(tm
     assert torch.equal(state["c"], shared.T)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("sparsity", "most"), [(0.8, 0.02), (0.9, 0.03), (0.95, 0.04), (0.98, 0.05)])
-def test_resnet20_is_within_five_per_cent_of_the_entropy_limit(sparsity, most, tmp_path):
-    pack.save(pruned("resnet20", sparsity), tmp_path / "x.regrow")
+def test_resnet20_is_within_five_per_cent_of_the_entropy_limit_in_every_precision(sparsity, most, dtype, tmp_path):
+    pack.save(pruned("resnet20", sparsity), tmp_path / "x.regrow", dtype=dtype)
 
     assert 0 < pack.describe(tmp_path / "x.regrow").overhead < most
 
 
-def test_resnet50_is_within_two_per_cent_of_the_entropy_limit_in_every_precision(tmp_path):
+def test_resnet50_is_within_one_per_cent_of_the_entropy_limit_in_every_precision(tmp_path):
     model = pruned("resnet50", 0.98, classes=1000, size=224)
     dense_bytes = sum(value.nbytes for value in model.state_dict().values())
 
     for dtype in DTYPES:
         pack.save(model, tmp_path / "x.regrow", dtype=dtype)
         described = pack.describe(tmp_path / "x.regrow")
-        assert 0 < described.overhead < 0.02
+        assert 0 < described.overhead < 0.01
         assert described.dense_bytes == dense_bytes
 
 

@@ -6,33 +6,30 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+Bits = npt.NDArray[np.uint8]
+"""Bits of which each is a 0 or 1 of its own, so that they can be joined and cut anywhere."""
+
 Words = npt.NDArray[np.unsignedinteger[Any]]
 
 SYMBOL_BITS = (0, 1, 2, 4, 8)
 
 
-def field_bytes(count: int, width: int) -> int:
-    """The bytes that `count` numbers of `width` bits take."""
-    return count * (width // 8) + width % 8 * ((count + 7) // 8)
-
-
-def pack_fields(values: Words, width: int) -> Bytes:
-    """Write numbers below `2**width`: their whole low bytes first, then each bit that is left as a plane."""
+def pack_fields(values: Words, width: int) -> tuple[Bytes, Bits]:
+    """Numbers below `2**width`: the whole low bytes of each, then every bit that is left, plane by plane."""
     whole = width // 8
     low = np.ascontiguousarray(values, dtype="<u8").view(np.uint8).reshape(-1, 8)[:, :whole]
-    planes = [np.packbits((values >> np.uint64(bit)).astype(np.uint8) & 1) for bit in range(8 * whole, width)]
-    return np.concatenate([low.ravel(), *planes])
+    planes = [(values >> np.uint64(bit)).astype(np.uint8) & 1 for bit in range(8 * whole, width)]
+    return low.ravel(), np.concatenate([np.zeros(0, np.uint8), *planes])
 
 
-def unpack_fields(data: Bytes, count: int, width: int) -> Words:
-    """Read back what `pack_fields` wrote, into the smallest integers that hold it."""
+def unpack_fields(low: Bytes, bits: Bits, count: int, width: int) -> Words:
+    """Read back what `pack_fields` gave, into the smallest integers that hold it."""
     whole = width // 8
     size = next(size for size in (1, 2, 4, 8) if width <= 8 * size)
     words = np.zeros((count, size), np.uint8)
-    words[:, :whole] = data[: count * whole].reshape(count, whole)
-    planes = data[count * whole :].reshape(width % 8, -1) if width % 8 else ()
-    for bit, plane in enumerate(planes):
-        words[:, whole] |= np.unpackbits(plane, count=count) << np.uint8(bit)
+    words[:, :whole] = low.reshape(count, whole)
+    for bit, plane in enumerate(bits.reshape(width % 8, count)):
+        words[:, whole] |= plane << np.uint8(bit)
     return words.view(f"<u{size}").ravel()
 
 

@@ -1,26 +1,58 @@
-"""Huffman codes by zlib's deflate, with tables that follow the data and decoding that cannot explode."""
+"""Huffman codes by zlib's deflate, with tables where they pay and decoding that cannot explode."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from regrow.deploy.coding.bits import Bytes
 
-# Below this many bytes a Huffman table of its own costs more than it saves.
-_OWN_TABLE = 1024
+# What a Huffman table takes in a deflate stream: its frame, and each symbol that it has a code for.
+_TABLE_BITS = 80
+_BITS_PER_SYMBOL = 4
+
+# A block of more chunks than this is not considered, so that the search is linear in their number.
+_LONGEST_BLOCK = 64
 
 
-def deflate(chunks: Iterable[Bytes]) -> bytes:
-    """One deflate stream over `chunks`, in which each large chunk has a code of its own."""
+def deflate(chunks: Sequence[Bytes]) -> bytes:
+    """One deflate stream over `chunks`, cut between them into the blocks that share a Huffman table best."""
     # Exponents and magnitudes have no repeated strings to find: Huffman codes alone are smaller and faster.
     coder = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_HUFFMAN_ONLY)
-    parts, pending = [], 0
-    for chunk in chunks:
-        if pending and max(pending, len(chunk)) >= _OWN_TABLE:
+    parts: list[bytes] = []
+    for block in _blocks([chunk for chunk in chunks if len(chunk)]):
+        if parts:
             parts.append(coder.flush(zlib.Z_BLOCK))
-            pending = 0
-        parts.append(coder.compress(chunk.tobytes()))
-        pending += len(chunk)
+        parts += [coder.compress(chunk.tobytes()) for chunk in block]
     return b"".join([*parts, coder.flush()])
+
+
+def _blocks(chunks: Sequence[Bytes]) -> list[Sequence[Bytes]]:
+    """Cut `chunks` into runs whose codes and tables take the fewest bits together, by dynamic programming."""
+    counts = np.zeros((len(chunks) + 1, 256))
+    for i, chunk in enumerate(chunks):
+        counts[i + 1] = counts[i] + np.bincount(chunk, minlength=256)
+    least, starts = np.zeros(len(chunks) + 1), [0]
+    for end in range(1, len(chunks) + 1):
+        first = max(0, end - _LONGEST_BLOCK)
+        bits = least[first:end] + _block_bits(counts[end] - counts[first:end])
+        starts.append(first + int(bits.argmin()))
+        least[end] = bits.min()
+    blocks, end = [], len(chunks)
+    while end:
+        blocks.append(chunks[starts[end] : end])
+        end = starts[end]
+    return blocks[::-1]
+
+
+def _block_bits(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """About how many bits deflate needs for blocks with these frequencies, one block a row."""
+    used = counts > 0
+    share = np.divide(counts, counts.sum(axis=1, keepdims=True))
+    entropies = -(counts * np.log2(share, where=used, out=np.zeros_like(counts))).sum(axis=1)
+    estimate: npt.NDArray[np.float64] = entropies + _TABLE_BITS + _BITS_PER_SYMBOL * used.sum(axis=1)
+    return estimate
 
 
 def deflate_text(text: bytes) -> bytes:

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from regrow.deploy.coding.bits import Bytes, Words
+from regrow.deploy.coding.bits import Bits, Words
 
 Positions = npt.NDArray[np.int64]
 
@@ -27,26 +27,24 @@ def best_shift(gaps: Words) -> int:
     return min(candidates, key=lambda k: k * len(gaps) + int((gaps >> np.uint64(k)).sum()))
 
 
-def pack_quotients(quotients: Words) -> Bytes:
-    """Write each number q as q zero bits and a one bit."""
-    if not len(quotients):
-        return np.zeros(0, np.uint8)
+def pack_quotients(quotients: Words) -> Bits:
+    """Write each number q as q zeros and a one."""
     ends = np.cumsum(quotients.astype(np.int64) + 1) - 1
-    bits = np.zeros(int(ends[-1]) + 1, np.uint8)
+    bits = np.zeros(int(ends[-1]) + 1 if len(ends) else 0, np.uint8)
     bits[ends] = 1
-    return np.packbits(bits)
+    return bits
 
 
-def unpack_quotients(data: Bytes, count: int) -> Words:
-    """Read `count` unary numbers that fill `data` to its last byte.
+def unpack_quotients(bits: Bits, count: int) -> Words:
+    """Read `count` unary numbers, after which less than a byte of zeros is left.
 
     The ones are counted before a list of them is made, so that memory is bounded by `count` and the data.
     """
-    bits = np.unpackbits(data).view(bool)  # numpy finds and counts truth values much faster than numbers
-    found = int(np.count_nonzero(bits))
+    ones = bits.view(bool)  # numpy finds and counts truth values much faster than numbers
+    found = int(np.count_nonzero(ones))
     if found != count:
         raise ValueError(f"its mask has {found} unary codes where the index implies {count}")
-    ends = np.flatnonzero(bits)
-    if len(data) and (count == 0 or len(bits) - int(ends[-1]) > 8):
+    ends = np.flatnonzero(ones)
+    if len(bits) - (int(ends[-1]) + 1 if count else 0) >= 8:
         raise ValueError("it has bytes after its last unary code")
     return gaps_of(ends)

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from regrow.deploy.coding.bits import (
     SYMBOL_BITS,
+    Bits,
     Bytes,
     Words,
-    field_bytes,
     pack_fields,
     pack_symbols,
     symbol_bits,
@@ -22,6 +22,7 @@ from regrow.deploy.coding.bits import (
 )
 from regrow.deploy.coding.rice import Positions, best_shift, gaps_of, positions_of
 
+Fields = tuple[Bytes, Bits]
 BitPattern = npt.NDArray[np.unsignedinteger[Any]]
 
 
@@ -63,6 +64,9 @@ class Layout:
     `width` bits.
     """
 
+    STORED: ClassVar = ("nonzeros", "shift", "top", "width")
+    """The numbers that a file has to say; format and count follow from the tensors."""
+
     format: Format
     count: int
     nonzeros: int
@@ -89,14 +93,14 @@ class Layout:
         return min(self.nonzeros, self.count - self.nonzeros)
 
     @property
-    def gap_bytes(self) -> int:
-        """The bytes of the gaps' low bits."""
-        return field_bytes(self.marked, self.shift)
+    def field_bytes(self) -> tuple[int, int]:
+        """The whole bytes of signs and mantissas, and of the gaps' low bits."""
+        return self.nonzeros * (self.format.tail // 8), self.marked * (self.shift // 8)
 
     @property
-    def tail_bytes(self) -> int:
-        """The bytes of signs and mantissas."""
-        return field_bytes(self.nonzeros, self.format.tail)
+    def field_bits(self) -> tuple[int, int]:
+        """The bits that are left of both."""
+        return self.nonzeros * (self.format.tail % 8), self.marked * (self.shift % 8)
 
     @property
     def symbol_bytes(self) -> int:
@@ -110,14 +114,14 @@ class Code:
 
     layout: Layout
     symbols: Bytes
-    tails: Bytes
-    gaps: Bytes
+    tails: Fields
+    gaps: Fields
     quotients: Words
 
 
 @dataclass(frozen=True)
 class NonZeros(Generic[Scalar]):
-    """The non-zeros of an array: where they are (None: everywhere) and what they are."""
+    """The non-zeros of an array: where they are (None: every number is given) and what they are."""
 
     positions: Positions | None
     values: npt.NDArray[Scalar]
@@ -162,7 +166,7 @@ def decode(code: Code) -> NonZeros[np.unsignedinteger[Any]]:
     if layout.nonzeros and int(symbols.max()) > layout.top:
         raise ValueError("it has an exponent below the smallest one")
     exponents = (np.uint8(layout.top) - symbols).astype(form.dtype)
-    tails = unpack_fields(code.tails, layout.nonzeros, form.tail).astype(form.dtype)
+    tails = unpack_fields(*code.tails, layout.nonzeros, form.tail).astype(form.dtype)
     signs = tails >> form.mantissa
     mantissas = tails & ((1 << form.mantissa) - 1)
     values = signs << (form.bits - 1) | exponents << form.mantissa | mantissas
@@ -176,7 +180,7 @@ def _positions(code: Code) -> Positions | None:
     # Quotients count bits that exist, so this sum is exact; it keeps all that follows below 2**62.
     if int(code.quotients.sum()) + layout.marked >= 1 << (62 - layout.shift):
         raise ValueError("its mask is larger than its shape")
-    low = unpack_fields(code.gaps, layout.marked, layout.shift)
+    low = unpack_fields(*code.gaps, layout.marked, layout.shift)
     minority = positions_of(code.quotients << np.uint64(layout.shift) | low)
     if layout.marked and int(minority[-1]) >= layout.count:
         raise ValueError("its mask is larger than its shape")
@@ -187,12 +191,12 @@ def _positions(code: Code) -> Positions | None:
     return np.flatnonzero(keep)
 
 
-def limit_bits(code: Code) -> float:
-    """The entropy limit: mask entropy + non-zeros x (sign + mantissa + entropy of the exponent)."""
-    layout = code.layout
-    mask = layout.count * _entropy((layout.nonzeros, layout.count - layout.nonzeros))
-    symbols = unpack_symbols(code.symbols, layout.nonzeros, layout.width)
-    return mask + layout.nonzeros * (layout.format.tail + _entropy(np.bincount(symbols).tolist()))
+def limit_bits(array: NonZeros[np.unsignedinteger[Any]], count: int, form: Format) -> float:
+    """The entropy limit of `count` numbers: mask entropy + non-zeros x (sign + mantissa + entropy of the exponent)."""
+    values = array.values[array.values != 0]
+    exponents = (values >> form.mantissa) & ((1 << form.exponent) - 1)
+    mask = count * _entropy((len(values), count - len(values)))
+    return mask + len(values) * (form.tail + _entropy(np.bincount(exponents).tolist()))
 
 
 def _entropy(counts: Sequence[int]) -> float:
