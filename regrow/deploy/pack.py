@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 
@@ -147,11 +147,11 @@ def _read(path: Path) -> _PackedFile | None:
     if (unsealed := unseal(path)) is None:
         return None
     words, data = unsealed
-    dtype: Any = words[0] if words else None
-    if dtype not in get_args(Dtype):
-        raise FormatError(f"{path} is of dtype {shortened(dtype)}; known are {', '.join(get_args(Dtype))}.")
-    named = dict(zip(("name", "options"), words[1:], strict=False))
-    architecture = from_json(named or None, path)
+    if len(words) not in (1, 3) or words[0] not in get_args(Dtype):
+        known = ", ".join(get_args(Dtype))
+        raise FormatError(f"{path} says {shortened(words)} instead of a dtype ({known}) and a network, if it has one.")
+    dtype, *named = words
+    architecture = from_json(dict(zip(("name", "options"), named, strict=False)) or None, path)
     with _naming(path):
         index = read_index(data)
         # Every layer of our networks has numbers of its own: a short file cannot name a deep one.

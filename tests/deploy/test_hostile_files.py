@@ -249,10 +249,12 @@ def test_a_file_without_its_bytes_is_refused(name, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "is of dtype None; known are fp32, fp16, bf16, int8"),
-        ([["fp32"]], "is of dtype ['fp32']; known are"),
+        ([], "says [] instead of a dtype (fp32, fp16, bf16, int8) and a network"),
+        ([["fp32"]], "says [['fp32']] instead of a dtype"),
+        (["fp8", "resnet8", {}], "says ['fp8', 'resnet8', {}] instead of a dtype"),
+        (["fp32", "resnet8"], "says ['fp32', 'resnet8'] instead of a dtype"),
         (["fp32"], "it neither lists its tensors nor names a network that has them"),
-        (["fp32", "resnet8"], "its architecture is not of the form"),
+        (["fp32", 8, {}], "its architecture is not of the form"),
         (["fp32", "resnet8", {"width": 8}], "names has other tensors than it was saved with"),
     ],
 )

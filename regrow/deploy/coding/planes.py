@@ -33,9 +33,9 @@ from regrow.deploy.coding.tensor_code import Array, StoredTensor, patterns_of, s
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-# JSON takes some twenty times its length while it is read; real indices inflate about tenfold.
+# JSON takes some twenty times its length while it is read; real indices inflate to less than ten times the file.
 _LARGEST_INDEX = 1 << 20
-_LARGEST_INDEX_RATIO = 64
+_LARGEST_INDEX_RATIO = 16
 
 
 def join(state: Mapping[str, Tensor], dtype: str, known: list[Spec] | None) -> bytes:
