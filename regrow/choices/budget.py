@@ -11,8 +11,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from regrow.core.budget import Budget, Pool, alive, cut_over, find_named
-from regrow.host.shards import Shards
+from regrow.core.budget import Budget, Pool, alive, compete
+from regrow.host.shards import ALONE, Shards
 
 Scope = Literal["global", "layer", "er", "erk", "redistributed"]
 
@@ -44,7 +44,7 @@ class Allotment(Budget):
         scores: Mapping[str, Tensor],
         sparsity: float,
         shapes: Mapping[str, torch.Size] | None = None,
-        shards: Shards = Shards(),  # noqa: B008 - it has no state
+        shards: Shards = ALONE,
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the mask of each tensor of scores: those of least magnitude are pruned, but not below the floor."""
         if not self.floor:
@@ -54,12 +54,10 @@ class Allotment(Budget):
         sizes = dict(zip(scores, shards.sizes(scores.values()), strict=True))
         for names, count in pools:
             self._check_room([sizes[name] for name in names], count, sparsity)
-        tops = {n: prune_named(n, score, max(sizes[n] - self.floor, 0), shards) for n, score in scores.items()}
-        for names, count in pools:
-            rest = [(name, scores[name][~tops[name]]) for name in names]
-            keeps = cut_over([score for _, score in rest], find_named(rest, count, shards), shards)
-            for name, keep in zip(names, keeps, strict=True):
-                yield name, tops[name].masked_scatter(~tops[name], keep)
+        safe = dict(compete(scores, [([name], max(size - self.floor, 0)) for name, size in sizes.items()], shards))
+        others = {name: score[~safe[name]] for name, score in scores.items()}
+        for name, keep in compete(others, pools, shards):
+            yield name, safe[name].masked_scatter(~safe[name], keep)
 
     def pools(
         self, scores: Mapping[str, Tensor], sparsity: float, shapes: Mapping[str, torch.Size], shards: Shards
@@ -118,16 +116,13 @@ def allocate(total: int, shares: Sequence[float], caps: Sequence[int]) -> list[i
     return whole
 
 
-_ALONE = Shards()
-
-
-def prune_named(name: str, score: Tensor, count: int, shards: Shards = _ALONE) -> Tensor:
+def prune_named(name: str, score: Tensor, count: int, shards: Shards = ALONE) -> Tensor:
     """Return a mask without the `count` elements of least magnitude."""
-    [keep] = cut_over([score], find_named([(name, score)], count, shards), shards)
+    [(_, keep)] = compete({name: score}, [([name], count)], shards)
     return keep
 
 
-def keep_largest(name: str, score: Tensor, among: Tensor, count: int, shards: Shards = _ALONE) -> Tensor:
+def keep_largest(name: str, score: Tensor, among: Tensor, count: int, shards: Shards = ALONE) -> Tensor:
     """Return a mask of the `count` elements of largest magnitude inside the mask `among`."""
     [size] = shards.sizes([score])
     return prune_named(name, alive(score, among), size - count, shards)

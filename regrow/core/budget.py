@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from regrow.core.select import NotANumberError, Threshold, cut, find_threshold
-from regrow.host.shards import Shards
+from regrow.core.select import cut, find_threshold
+from regrow.host.shards import ALONE, Shards
 
 Pool = tuple[list[str], int]
 """Names of tensors that compete, and how many of their units go."""
@@ -38,17 +38,14 @@ class Budget:
         scores: Mapping[str, Tensor],
         sparsity: float,
         shapes: Mapping[str, torch.Size] | None = None,
-        shards: Shards = Shards(),  # noqa: B008 - it has no state
+        shards: Shards = ALONE,
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the mask of each tensor of scores: those of least magnitude are pruned.
 
         `shapes` are those of the weights: a score may stand for several. `shards` are the processes that hold them.
         """
-        pools = self.pools(scores, sparsity, shapes or {name: score.shape for name, score in scores.items()}, shards)
-        # All thresholds before the first mask: a NaN in the last layer must not leave the first ones changed.
-        thresholds = [find_named([(name, scores[name]) for name in names], count, shards) for names, count in pools]
-        for (names, _), threshold in zip(pools, thresholds, strict=True):
-            yield from zip(names, cut_over([scores[name] for name in names], threshold, shards), strict=True)
+        shapes = shapes or {name: score.shape for name, score in scores.items()}
+        return compete(scores, self.pools(scores, sparsity, shapes, shards), shards)
 
     def pools(
         self, scores: Mapping[str, Tensor], sparsity: float, shapes: Mapping[str, torch.Size], shards: Shards
@@ -60,21 +57,13 @@ class Budget:
         return [([name], round(size * sparsity)) for name, size in sizes.items()]
 
 
-def find_named(scores: Sequence[tuple[str, Tensor]], count: int, shards: Shards) -> Threshold | None:
-    """Return what `find_threshold` does, with an error that names the tensor that has no order."""
-    try:
-        return find_threshold([score for _, score in scores], count, reduce=shards.sum if shards.spread else None)
-    except NotANumberError as error:
-        where = "a shard of another process" if error.index is None else scores[error.index][0]
-        raise ValueError(
-            f"{where} holds NaN, which has no place in an order of magnitudes: "
-            "training has diverged (lower the learning rate, or go back to the last good checkpoint)"
-        ) from None
-
-
-def cut_over(scores: Sequence[Tensor], threshold: Threshold | None, shards: Shards) -> Iterator[Tensor]:
-    """Yield what `cut` does for this process's part of the scores."""
-    return cut(scores, threshold, ties_before=shards.before if shards.spread else None)
+def compete(scores: Mapping[str, Tensor], pools: list[Pool], shards: Shards = ALONE) -> Iterator[tuple[str, Tensor]]:
+    """Yield the mask of each tensor: of every pool exactly as many elements go as it says, those of least magnitude."""
+    contenders = [{name: scores[name] for name in names} for names, _ in pools]
+    # All thresholds before the first mask: a NaN in the last layer must not leave the first ones changed.
+    thresholds = [find_threshold(pool, count, shards) for pool, (_, count) in zip(contenders, pools, strict=True)]
+    for pool, threshold in zip(contenders, thresholds, strict=True):
+        yield from zip(pool, cut(pool.values(), threshold, shards), strict=True)
 
 
 def alive(score: Tensor, mask: Tensor) -> Tensor:

@@ -21,9 +21,9 @@ from regrow.core.stats import Stats, quality
 from regrow.core.units import Units
 from regrow.core.weights import Memory, Weight, Weights
 from regrow.host import agreement
-from regrow.host.optimizers import check_free, hookable, is_nested, is_pretence
-from regrow.host.shards import drop_gathered, gathering_modules, held, shards_of
-from regrow.host.targets import Target, TargetSpec, find_targets, named_parameters
+from regrow.host.optimizers import check_free, hookable, is_nested, is_pretence, overflowed
+from regrow.host.shards import drop_gathered, gathering_modules, shards_of
+from regrow.host.targets import Target, TargetSpec, find_targets, zero_outside
 from regrow.host.warn import warn
 
 
@@ -50,7 +50,6 @@ class BasePruner:
         units: Units | None = None,
         targets: TargetSpec = None,
         include_last: bool = False,
-        offload: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         check_every(every)
@@ -64,7 +63,7 @@ class BasePruner:
         self._companions = self.units.companions(model, found)
         self.held = [*found, *chain.from_iterable(self._companions.values())]
         check_free(self.held, self.optimizer, self._holders)
-        self._group, self._offload = group, offload
+        self._group = group
         self.shards = shards_of((each.name, each.param) for each in self.held)
         self._gathering = gathering_modules(model)
         self._weights = Weights({target.name: self.hold(target) for target in self.held})
@@ -107,7 +106,7 @@ class BasePruner:
 
     def hold(self, target: Target) -> Weight:
         """Return what keeps ŵ in the parameter and w behind it."""
-        return Weight(target, self.memory, offload=self._offload)
+        return Weight(target, self.memory)
 
     def extra_state(self) -> dict[str, Any]:
         """Return what this method alone must save, as plain tensors and numbers."""
@@ -137,13 +136,6 @@ class BasePruner:
         always counted over all processes, which therefore ask for it together.
         """
         return Masks({name: weight.mask for name, weight in self._weights.items()})
-
-    def whole_masks(self) -> Masks:
-        """Return the masks of sharded weights, the rows of all processes put together; otherwise `masks`."""
-        if not self.shards.spread:
-            return self.masks
-        rows = {name: self.shards.rows(mask.to(torch.uint8)) for name, mask in self.masks.items()}
-        return Masks({name: mask.to(torch.bool) for name, mask in rows.items()})
 
     @property
     def sparsity(self) -> float:
@@ -198,9 +190,8 @@ class BasePruner:
     def freeze(self) -> None:
         """Fix the masks from now on and drop what was pruned: the fine-tuning phase."""
         self.restore()
+        self._weights.forget()
         self._frozen = True
-        for weight in self._weights.values():
-            weight.forget()
 
     def detach(self) -> None:
         """Let go of the optimizer; the model stays as it is, pruned."""
@@ -214,14 +205,7 @@ class BasePruner:
 
     def apply_to(self, other: nn.Module) -> None:
         """Mask the same weights in another copy of the model, for example an average that is no longer sparse."""
-        parameters = named_parameters(other)
-        for name, mask in self.masks.items():
-            if name not in parameters or held(parameters[name]).shape != mask.shape:
-                found = tuple(held(parameters[name]).shape) if name in parameters else "none of that name"
-                raise ValueError(f"the other model must have {name} of shape {tuple(mask.shape)}, it has {found}")
-        with torch.no_grad():
-            for name, mask in self.masks.items():
-                held(parameters[name]).masked_fill_(~mask.to(parameters[name].device), 0)
+        zero_outside(self.masks, other)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs besides the states of model and optimizer, as plain tensors and numbers."""
@@ -238,17 +222,13 @@ class BasePruner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken: attach, then load the states of model, optimizer and pruner."""
-        for weight in self._weights.values():
-            weight.point_back()  # an interrupted step, or dense(), had left the model elsewhere when it was loaded
-        self._weights.shown = False
+        self._weights.point_back()  # an interrupted step, or dense(), may have left the model elsewhere
         masks = checked_masks(state, self.settings(), self._weights)
-        for weight in self._weights.values():
-            weight.bind()  # the model was just given its weights: they need not fit the masks of before
         if state["frozen"]:
-            self.freeze()
+            self._weights.forget()
         elif self._frozen:
-            self._frozen = False
             self._weights = Weights({target.name: self.hold(target) for target in self.held})
+        self._frozen = state["frozen"]
         load_weights(state, masks, self._weights)
         self.step, self.flips, self.requested = state["step"], state["flips"], state["requested"]
         self.load_extra_state(state["extra"])
@@ -261,7 +241,7 @@ class BasePruner:
         self.restore()
         if not self._agreed and not self.shards.spread:  # shards make one mask together
             sources = (weight.source for weight in self._weights.values())
-            agreement.check_start(chain(self._packed_masks(), sources), self._group)
+            agreement.check_start(chain(map(pack, self.masks.values()), sources), self._group)
         self._agreed = True
         self._uncounted = is_pretence(optimizer, self.shards)
         given = (*args[1:], *kwargs.values())  # args[0] is the optimizer itself
@@ -287,23 +267,18 @@ class BasePruner:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_nested(optimizer):
             return
-        # A fused kernel under GradScaler is called although it leaves the weights alone when a gradient overflowed.
-        overflow = getattr(optimizer, "found_inf", None)
         try:
-            if not self._uncounted and (overflow is None or not bool(overflow)):
+            if not self._uncounted and not overflowed(optimizer):
                 self.step += 1
                 if not self._frozen and self.due(self.step):
                     self._refresh()
                     if not self.shards.spread:
-                        agreement.check_masks(self._packed_masks(), self._group, step=self.step)
+                        agreement.check_masks(map(pack, self.masks.values()), self._group, step=self.step)
         finally:
             self._hide()
 
-    def _packed_masks(self) -> Iterator[Tensor]:
-        return (pack(weight.mask) for weight in self._weights.values())
-
     def _refresh(self) -> None:
-        if self._frozen or self.memory is Memory.FORGET:
+        if self.memory is Memory.FORGET:
             self._hide()  # momentum has moved what is pruned: it counts as zero and grows back from zero
         flips = 0
         for name, mask in self._with_companions(self.next_masks(self.step)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 
 from regrow.host.layout import bits, in_memory_order, is_dense
-
-Exchange = Callable[[Tensor], Tensor]
-"""A sum over shards, or, of numbers of ties, the sum over all that come before this shard's own."""
+from regrow.host.shards import ALONE, Shards
 
 _DIGIT = 16
 _CHUNK = 1 << 16  # elements: a chunk and its temporaries stay in the L2 cache
@@ -30,11 +28,13 @@ _SAMPLE = 1 << 17
 
 
 class NotANumberError(ValueError):
-    """A score is NaN, so that there is no order; `index` tells which tensor holds it (None: one of another shard)."""
+    """A score is NaN, so that there is no order."""
 
-    def __init__(self, index: int | None) -> None:
-        super().__init__("another shard holds NaN" if index is None else f"tensor {index} holds NaN")
-        self.index = index
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} holds NaN, which has no place in an order of magnitudes: "
+            "training has diverged (lower the learning rate, or go back to the last good checkpoint)"
+        )
 
 
 @dataclass(frozen=True)
@@ -54,41 +54,32 @@ def prune_smallest(scores: Sequence[Tensor], count: int) -> Iterator[Tensor]:
     lower row-major index are pruned first, so that every rank and every rerun chooses the same set. Masks are made one
     at a time, in the memory format of their scores.
     """
-    return cut(scores, find_threshold(scores, count))
+    return cut(scores, find_threshold({f"tensor {index}": score for index, score in enumerate(scores)}, count))
 
 
-def find_threshold(scores: Sequence[Tensor], count: int, *, reduce: Exchange | None = None) -> Threshold | None:
-    """Return where to cut so that exactly `count` elements go; None if none does.
-
-    Of tensors that are spread over processes, `reduce` sums a histogram over all of them.
-    """
+def find_threshold(scores: Mapping[str, Tensor], count: int, shards: Shards = ALONE) -> Threshold | None:
+    """Return where to cut so that exactly `count` elements go, over all processes of `shards`; None if none does."""
     if count == 0:
         return None
-    scores = [_dense(score) for score in scores]
-    dtype = functools.reduce(torch.promote_types, [score.dtype for score in scores])
+    scores = {name: _dense(score) for name, score in scores.items()}
+    dtype = functools.reduce(torch.promote_types, [score.dtype for score in scores.values()])
     found = None
-    if reduce is None and all(map(_by_numpy, scores)):
+    if not shards.spread and all(map(_by_numpy, scores.values())):
         found = _bracket(scores, count, dtype)
-    return found or _radix(scores, count, dtype, reduce)
+    return found or _radix(scores, count, dtype, shards)
 
 
-def cut(
-    scores: Sequence[Tensor], threshold: Threshold | None, *, ties_before: Exchange | None = None
-) -> Iterator[Tensor]:
-    """Yield one mask per tensor, False for what `threshold` prunes.
-
-    Of tensors that are spread over processes, `ties_before` is given the number of ties in each of this process's
-    tensors and returns how many come before them in the order of the whole.
-    """
+def cut(scores: Iterable[Tensor], threshold: Threshold | None, shards: Shards = ALONE) -> Iterator[Tensor]:
+    """Yield one mask per tensor, False for what `threshold` prunes; of shards, the masks of this process's part."""
     scores = [_dense(score) for score in scores]
     if threshold is None:
         yield from (torch.ones_like(score, dtype=torch.bool) for score in scores)
         return
     partly = threshold.ties_pruned < threshold.ties
     offsets = None
-    if partly and ties_before is not None:
+    if partly and shards.spread:
         ties = [int(torch.count_nonzero(_compare(operator.eq, score, threshold))) for score in scores]
-        offsets = ties_before(torch.tensor(ties, device="cpu")).tolist()
+        offsets = shards.before(torch.tensor(ties, device="cpu")).tolist()
     before = 0
     for index, score in enumerate(scores):
         keep = _compare(operator.gt, score, threshold)
@@ -101,23 +92,22 @@ def cut(
         yield keep
 
 
-def _bracket(scores: Sequence[Tensor], count: int, dtype: torch.dtype) -> Threshold | None:
+def _bracket(scores: Mapping[str, Tensor], count: int, dtype: torch.dtype) -> Threshold | None:
     """Find the threshold among the few keys that a sample says are near it; None if the sample was misleading."""
-    total, infinity = sum(score.numel() for score in scores), _infinity(dtype)
+    total, infinity = sum(score.numel() for score in scores.values()), _infinity(dtype)
     stride = max(total // _SAMPLE, 1)
-    sample = np.sort(
-        np.concatenate([_bits(in_memory_order(score)[::stride], dtype) for score in scores]) & _magnitude(dtype)
-    )
+    samples = [_bits(in_memory_order(score)[::stride], dtype) for score in scores.values()]
+    sample = np.sort(np.concatenate(samples) & _magnitude(dtype))
     # Four standard deviations of a sampled rank: missing the bracket costs a slower pass, never a wrong answer.
     slack = 4 * (len(sample) / 4) ** 0.5
     first, last = (int(count / total * len(sample) + sign * slack) for sign in (-1, 1))
     low = int(sample[first]) if first > 0 else 0
     high = int(sample[last]) if last < len(sample) else infinity
     below, kept, inside = 0, 0, []
-    for index, score in enumerate(scores):
+    for name, score in scores.items():
         for keys in _key_chunks(score, dtype):
             if len(keys) and keys.max() > infinity:
-                raise NotANumberError(index)
+                raise NotANumberError(name)
             keys -= low
             # Below `low` the difference is negative, which is huge when read as unsigned: one comparison for two.
             chosen = np.compress(keys.view(f"u{keys.itemsize}") <= high - low, keys)
@@ -136,24 +126,23 @@ def _bracket(scores: Sequence[Tensor], count: int, dtype: torch.dtype) -> Thresh
     return Threshold(int(key) + low, pruned, int(np.count_nonzero(found == key)), dtype)
 
 
-def _radix(scores: Sequence[Tensor], count: int, dtype: torch.dtype, reduce: Exchange | None) -> Threshold:
+def _radix(scores: Mapping[str, Tensor], count: int, dtype: torch.dtype, shards: Shards) -> Threshold:
     """Find the threshold 16 bits at a time, on any device and over any number of processes."""
     top, infinity = 8 * dtype.itemsize - 1, _infinity(dtype)
     prefix, rank, ties = 0, count, 0
-    holder: int | None = None
+    holder: str | None = None
     for shift in range(top + 1 - _DIGIT, -1, -_DIGIT):
         histogram = torch.zeros((1 << _DIGIT) + 1, dtype=torch.int64, device="cpu")  # the last one counts NaN
-        for index, score in enumerate(scores):
+        for name, score in scores.items():
             for keys in map(torch.as_tensor, _key_chunks(score, dtype)):
                 nans = int(torch.count_nonzero(keys > infinity))
-                holder = index if nans and holder is None else holder
+                holder = name if nans and holder is None else holder
                 digits = (keys[(keys >> min(shift + _DIGIT, top)) == prefix] >> shift) & ((1 << _DIGIT) - 1)
                 histogram[:-1] += torch.bincount(digits, minlength=1 << _DIGIT).cpu()
                 histogram[-1] += nans
-        if reduce is not None:
-            histogram = reduce(histogram)
+        histogram = shards.sum(histogram)
         if histogram[-1]:
-            raise NotANumberError(holder)
+            raise NotANumberError(holder or "a shard of another process")
         total = histogram[:-1].cumsum(0)
         digit = int(torch.searchsorted(total, rank))
         ties = int(histogram[digit])

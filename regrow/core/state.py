@@ -8,29 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regrow.core.masks import pack, unpack
 from regrow.core.weights import Memory, Weight
-from regrow.host.shards import is_sharded, sharded_like
+from regrow.host.shards import is_sharded
 
 
-def save_weights(weights: Mapping[str, Weight]) -> dict[str, Any]:
-    """Return the masks in bits and the error e = ŵ − w where it is not zero.
+def save_weights(weights: Mapping[str, Weight]) -> dict[str, dict[str, Any]]:
+    """Return masks, shapes and errors, each by name."""
+    saved = {name: weight.save() for name, weight in weights.items()}
+    parts = dict.fromkeys(part for weight in saved.values() for part in weight)
+    return {part: {name: weight[part] for name, weight in saved.items() if part in weight} for part in parts}
 
-    Of sharded weights, return masks and w as tensors sharded alike, which distributed checkpoints can cut anew.
-    """
-    shapes = {name: list(weight.target.param.shape) for name, weight in weights.items()}
-    kept = {name: weight for name, weight in weights.items() if weight.dense is not None}
-    if any(is_sharded(weight.target.param) for weight in weights.values()):
-        return {
-            "masks": {name: sharded_like(weight.target.param, weight.mask) for name, weight in weights.items()},
-            "shapes": shapes,
-            "dense": {name: sharded_like(weight.target.param, weight.source) for name, weight in kept.items()},
-        }
-    return {
-        "masks": {name: pack(weight.mask) for name, weight in weights.items()},
-        "shapes": shapes,
-        "error": {name: weight.error[~weight.mask].cpu() for name, weight in kept.items()},
-    }
+
+def load_weights(state: Mapping[str, Any], masks: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> None:
+    """Put masks and errors in place; the model holds ŵ."""
+    for name, weight in weights.items():
+        behind = {part: state[part][name] for part in ("error", "dense") if name in state.get(part, ())}
+        weight.load(masks[name], behind)
 
 
 def checked_masks(
@@ -47,42 +40,35 @@ def checked_masks(
                 f"{name} has shape {shapes.get(name, 'none, it is not a target here')}, "
                 f"in the saved state {state['shapes'].get(name, 'none, it is not a target there')}"
             )
-    masks = {name: _mask(state["masks"][name], weight, name) for name, weight in weights.items()}
-    for name, mask in masks.items():
-        pruned = mask.numel() - int(torch.count_nonzero(mask))
-        if name in state.get("error", ()) and state["error"][name].numel() != pruned:
-            saved = state["error"][name].numel()
-            raise ValueError(f"the saved error of {name} has {saved} values, its mask prunes {pruned}")
-        weight, mask = weights[name], mask.to(weights[name].mask.device)
-        if weight.memory is Memory.FORGET and not weight.touched and bool(torch.any(mask & ~weight.mask)):
-            raise ValueError(
-                f"{name} was pruned when the pruner was attached, and not with the saved masks: load the model's state "
-                "after attaching the pruner and before loading the pruner's"
-            )
-        if weight.memory is not Memory.SOFT and torch.count_nonzero(weight.target.held[~mask]):
-            raise ValueError(
-                f"{name} has weights where the saved mask has none: load the model's state of the same moment "
-                "before the pruner's"
-            )
+    masks = {}
+    for name, weight in weights.items():
+        masks[name] = _mask(state["masks"][name], weight)
+        _check_fit(masks[name], state.get("error", {}).get(name), weight)
     return masks
 
 
-def load_weights(state: Mapping[str, Any], masks: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> None:
-    """Put masks and error in place; the model holds ŵ."""
-    for name, weight in weights.items():
-        weight.mask.copy_(masks[name])
-        if weight.dense is not None and "dense" in state:
-            weight.dense.copy_(weight.target.part(state["dense"][name]))
-        elif weight.dense is not None:
-            weight.dense.copy_(weight.pruned)
-            weight.dense[~weight.mask.to(weight.dense.device)] = -state["error"][name].to(weight.dense)
-        weight.bind()
-
-
-def _mask(saved: Tensor, weight: Weight, name: str) -> Tensor:
-    if is_sharded(saved) != is_sharded(weight.target.param):
-        here, there = ("sharded" if is_sharded(t) else "whole" for t in (weight.target.param, saved))
+def _mask(saved: Tensor, weight: Weight) -> Tensor:
+    name, parameter = weight.target.name, weight.target.param
+    if is_sharded(saved) != is_sharded(parameter):
+        here, there = ("sharded" if is_sharded(t) else "whole" for t in (parameter, saved))
         raise ValueError(f"{name} is {here} here and {there} in the saved state: continue as the run was started")
-    if is_sharded(saved):
-        return weight.target.part(saved).to(torch.bool)
-    return unpack(saved, weight.mask.shape, name)
+    return weight.saved_mask(saved)
+
+
+def _check_fit(mask: Tensor, error: Tensor | None, weight: Weight) -> None:
+    """Raise unless the saved error and the model's present weights are those of the saved mask."""
+    name = weight.target.name
+    pruned = mask.numel() - int(torch.count_nonzero(mask))
+    if error is not None and error.numel() != pruned:
+        raise ValueError(f"the saved error of {name} has {error.numel()} values, its mask prunes {pruned}")
+    mask = mask.to(weight.mask.device)
+    if weight.memory is Memory.FORGET and not weight.touched and bool(torch.any(mask & ~weight.mask)):
+        raise ValueError(
+            f"{name} was pruned when the pruner was attached, and not with the saved masks: load the model's state "
+            "after attaching the pruner and before loading the pruner's"
+        )
+    if weight.memory is not Memory.SOFT and torch.count_nonzero(weight.target.held[~mask]):
+        raise ValueError(
+            f"{name} has weights where the saved mask has none: load the model's state of the same moment "
+            "before the pruner's"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -9,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regrow.core.masks import pack, unpack
 from regrow.host.layout import bits, in_memory_order
-from regrow.host.shards import is_sharded
 from regrow.host.targets import Target, check_storage
 from regrow.host.warn import warn
 
@@ -29,55 +30,58 @@ class Memory(Enum):
 
 
 class Weight:
-    """One target: the parameter, its mask, and the dense weights behind it while they are kept.
+    """One target: the parameter, its mask m, and the dense weights w behind it while they are kept.
 
     Between steps the parameter holds ŵ in the storage it always had, so that compiled graphs, DDP buckets and CUDA
     graphs stay valid. During a step it is pointed at the dense weights: the optimizer updates them directly, nothing
     is restored from an error and nothing is rounded.
-
-    Where pointing is impossible the dense weights are carried into that storage before a step and out of it again
-    afterwards: those of a sharded parameter, whose storage FSDP knows, and those that `offload` keeps on the CPU.
     """
 
-    def __init__(self, target: Target, memory: Memory, *, offload: bool = False) -> None:
-        self.target, self.memory, self._offload = target, memory, offload
-        self._carried, self._inside = offload or is_sharded(target.param), False
-        self.mask = torch.ones_like(target.held, dtype=torch.bool)
-        self.dense = target.held.to("cpu" if offload else None, copy=True) if memory is Memory.KEEP else None
+    def __init__(self, target: Target, memory: Memory) -> None:
+        self.target, self.memory, self.pruned = target, memory, target.held
+        self.mask = torch.ones_like(self.pruned, dtype=torch.bool)
+        self.dense = self.room().clone() if memory is Memory.KEEP else None
         self.bind()
 
     def bind(self) -> None:
         """Take the parameter's present storage as the place of ŵ and lay the views with which it is written."""
         check_storage(self.target)
-        self.pruned: Tensor = self.target.held
+        self.pruned = self.target.held
         self.mask = _like(self.pruned, self.mask, torch.bool)
         if self.dense is not None:
-            self.dense = _like(self.pruned.cpu() if self._offload else self.pruned, self.dense, self.pruned.dtype)
+            self.dense = _like(self.room(), self.dense, self.pruned.dtype)
         self._address = self.pruned.data_ptr()
-        self._views = tuple(map(_view, (self.pruned if self._carried else self.source, self.mask, self.pruned)))
-        behind = self.pruned if self.dense is None else self.dense
-        self._sample = tuple(view[:: len(view) // _SAMPLED + 1] for view in (_view(behind), *self._views[1:]))
+        self._views = tuple(map(_view, (self.source, self.mask, self.pruned)))
+        self._sample = tuple(view[:: len(view) // _SAMPLED + 1] for view in self._views)
         self.mark()
+
+    def room(self) -> Tensor:
+        """Return a tensor on the device and in the memory format that the dense weights are to have."""
+        return self.pruned
 
     @property
     def source(self) -> Tensor:
         """The weights that are trained: the dense ones if they are kept, otherwise those of the model."""
-        return self.pruned if self.dense is None or self._inside else self.dense
+        return self.pruned if self.dense is None else self.dense
 
     @property
     def error(self) -> Tensor:
         """The paper's e = ŵ − w."""
         return self.pruned - self.source.to(self.pruned.device)
 
+    @property
+    def address(self) -> int:
+        """Where the parameter's values lie."""
+        return self.target.param.data_ptr()
+
+    def point(self, values: Tensor) -> None:
+        """Let the parameter hold `values`, in their storage."""
+        self.target.param.data = values
+
     def show(self) -> None:
         """Let the parameter hold w."""
-        if self.dense is None:
-            return
-        if self._carried:
-            self.pruned.copy_(self.dense)
-            self._inside = True
-        else:
-            self.target.param.data = self.dense
+        if self.dense is not None:
+            self.point(self.dense)
 
     def hide(self) -> None:
         """Let the parameter hold ŵ again."""
@@ -87,46 +91,26 @@ class Weight:
 
     def prune(self) -> None:
         """Write ŵ into the parameter's own storage, and let the parameter hold that."""
-        parameter, values = self.target.param, self.target.held
-        if values.data_ptr() not in (self._address, self.source.data_ptr()):
-            self.source.copy_(values)  # an optimizer put new storage in place of updating the weights in theirs
-        if self._carried and self.dense is not None:
-            self._carry(self.dense)
+        if self.address not in (self._address, self.source.data_ptr()):
+            self.source.copy_(self.target.held)  # an optimizer put new storage in place of updating w where it was
         self.write()
-        if not is_sharded(parameter):
-            parameter.data = self.pruned
+        self.point(self.pruned)
         # Autograd could not know that a backward pass from here on does not meet the weights of an earlier forward one.
-        torch.autograd.graph.increment_version(parameter)
+        torch.autograd.graph.increment_version(self.target.param)
 
     def write(self) -> None:
-        """Compute ŵ = m⊙w; pruned entries are +0.0."""
-        source, mask, pruned = self._views
-        if isinstance(pruned, np.ndarray):
-            # Bits times 0 or 1: exact for every float, and the one masking that runs at the speed of memory.
-            np.multiply(source, mask, out=pruned)
-        else:
-            torch.mul(source, mask, out=pruned)
-
-    def _carry(self, dense: Tensor) -> None:
-        """Let both storages hold w; whoever is interrupted in between can begin again."""
-        if self._inside:
-            dense.copy_(self.pruned)
-            self._inside = False
-        else:
-            self.pruned.copy_(dense)
+        """Compute ŵ = m⊙w."""
+        masked(*self._views)
 
     def point_back(self) -> None:
         """Let the parameter keep its values, in the storage of ŵ, if it points at the dense weights."""
-        self._inside = False
-        if self._carried:
-            return
-        if self.dense is not None and self.target.param.data_ptr() == self.dense.data_ptr():
+        if self.dense is not None and self.address == self.dense.data_ptr():
             self.pruned.copy_(self.dense)
-            self.target.param.data = self.pruned
+            self.point(self.pruned)
 
     def forget(self) -> None:
         """Drop the dense weights; what is pruned is gone."""
-        self.memory, self.dense, self._inside = Memory.FORGET, None, False
+        self.memory, self.dense = Memory.FORGET, None
         self.bind()
 
     def mark(self) -> None:
@@ -136,7 +120,7 @@ class Weight:
     @property
     def touched(self) -> bool:
         """Whether someone else wrote to the parameter, or gave it another storage, since the last `mark`."""
-        return self.target.param._version != self._version or self.target.held.data_ptr() != self._address
+        return self.target.param._version != self._version or self.address != self._address
 
     @property
     def intact(self) -> bool:
@@ -160,6 +144,23 @@ class Weight:
             self.dense.copy_(self.pruned if dense else torch.where(self.mask, self.pruned, behind))
         return dense and self.memory is not Memory.SOFT
 
+    def save(self) -> dict[str, Any]:
+        """Return what a resumed run needs: the mask in bits, and the error e where it is not zero."""
+        kept = {} if self.dense is None else {"error": self.error[~self.mask].cpu()}
+        return {"masks": pack(self.mask), "shapes": list(self.target.param.shape), **kept}
+
+    def saved_mask(self, saved: Tensor) -> Tensor:
+        """Return the mask of which `save` made `saved`."""
+        return unpack(saved, self.mask.shape, self.target.name)
+
+    def load(self, mask: Tensor, saved: Mapping[str, Any]) -> None:
+        """Take over a mask and what `save` returned with it; the parameter holds ŵ."""
+        self.bind()
+        self.mask.copy_(mask)
+        if self.dense is not None:
+            self.dense.copy_(self.pruned)
+            self.dense[~self.mask.to(self.dense.device)] = -saved["error"].to(self.dense)
+
 
 class Weights(dict[str, Weight]):
     """All that a pruner holds; `shown` while the parameters hold w, as they do during a step."""
@@ -178,6 +179,17 @@ class Weights(dict[str, Weight]):
             weight.hide()
         self.shown = False
 
+    def point_back(self) -> None:
+        """Let the parameters keep the values they have, in the storage of ŵ."""
+        for weight in self.values():
+            weight.point_back()
+        self.shown = False
+
+    def forget(self) -> None:
+        """Drop all dense weights."""
+        for weight in self.values():
+            weight.forget()
+
     def adopt(self, step: int) -> None:
         """Take over what others have written since the last step; one weight, by turns, is looked at closely."""
         if self.shown:
@@ -195,6 +207,15 @@ class Weights(dict[str, Weight]):
                     f"{name} was given new weights since the last step, some where it is pruned. They are taken as its "
                     "dense weights and pruned after this step; attach the pruner after loading."
                 )
+
+
+def masked(source: Any, mask: Any, result: Any) -> None:
+    """Write `source` where `mask` is True, +0.0 elsewhere; all three are views of bits."""
+    if isinstance(result, np.ndarray):
+        # Bits times 0 or 1: exact for every float, and the one masking that runs at the speed of memory.
+        np.multiply(source, mask, out=result)
+    else:
+        torch.mul(source, mask, out=result)
 
 
 def _like(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -53,10 +53,18 @@ def is_nested(optimizer: Optimizer) -> bool:
 
 def is_pretence(optimizer: Optimizer, shards: Shards) -> bool:
     """Tell the step with which distributed checkpoint makes a fresh optimizer's state: lr 0 and zero gradients."""
+    if optimizer.state:
+        return False
     rates = [group.get("lr") for group in optimizer.param_groups]
-    if optimizer.state or any(rate is None or float(rate) != 0 for rate in rates):
+    if any(rate is None or float(rate) != 0 for rate in rates):
         return False
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if any(gradient.is_sparse for gradient in gradients):
         return False
     return not any(shards.counts(held(gradient) for gradient in gradients))
+
+
+def overflowed(optimizer: Optimizer) -> bool:
+    """Tell a step that leaves the weights alone: GradScaler calls fused kernels although a gradient overflowed."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)

@@ -98,6 +98,9 @@ class Shards:
         return self.sum(torch.tensor(numbers, dtype=torch.int64, device="cpu")).tolist() if self.spread else numbers
 
 
+ALONE = Shards()
+
+
 class RowShards(Shards):
     """The processes of a mesh over which the rows of every weight are spread."""
 
@@ -137,4 +140,4 @@ def shards_of(parameters: Iterable[tuple[str, Any]]) -> Shards:
         raise TypeError(
             f"{first} and {other} are not spread over the same processes: shard all targets with one mesh, or none"
         )
-    return Shards() if mesh is None else RowShards(mesh)
+    return ALONE if mesh is None else RowShards(mesh)

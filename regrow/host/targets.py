@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import Parameter, UninitializedParameter
@@ -66,6 +67,18 @@ def named_parameters(model: nn.Module) -> dict[str, Parameter]:
     named = list(model.named_parameters())
     clean = {clean_name(name): parameter for name, parameter in named}
     return clean if len(clean) == len(named) else dict(named)
+
+
+def zero_outside(masks: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Set the model's weights to zero where their masks are False; `masks` are those of what lies in this process."""
+    parameters = named_parameters(model)
+    for name, mask in masks.items():
+        if name not in parameters or held(parameters[name]).shape != mask.shape:
+            found = tuple(held(parameters[name]).shape) if name in parameters else "none of that name"
+            raise ValueError(f"the other model must have {name} of shape {tuple(mask.shape)}, it has {found}")
+    with torch.no_grad():
+        for name, mask in masks.items():
+            held(parameters[name]).masked_fill_(~mask.to(parameters[name].device), 0)
 
 
 def find_targets(model: nn.Module, spec: TargetSpec = None, *, include_last: bool = False) -> list[Target]:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from regrow.choices.budget import Allotment, Scope
+from regrow.choices.carried import weight_of
 from regrow.choices.decay import Decay, DecayAtPruned, at_pruned
 from regrow.choices.score import Criterion
 from regrow.choices.units import parse_unit
+from regrow.core.masks import Masks
 from regrow.core.pruner import BasePruner
 from regrow.core.schedule import Schedule
+from regrow.core.weights import Weight
 from regrow.host.optimizers import hookable
-from regrow.host.targets import TargetSpec
+from regrow.host.targets import Target, TargetSpec
 from regrow.methods.options import ExplicitSignature
 
 
@@ -47,7 +51,7 @@ class Pruner(BasePruner):
         offload: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.unit, self.criterion, self.channels = unit, criterion, channels
+        self.unit, self.criterion, self.channels, self._offload = unit, criterion, channels, offload
         optimizer = hookable(optimizer)
         self._decay = DecayAtPruned(optimizer) if at_pruned(decay) else None
         others = [other for other in self._holders.values() if other.optimizer is optimizer]
@@ -62,9 +66,19 @@ class Pruner(BasePruner):
             units=parse_unit(unit, criterion, channels=channels),
             targets=targets,
             include_last=include_last,
-            offload=offload,
             group=group,
         )
+
+    def hold(self, target: Target) -> Weight:
+        """Return what keeps ŵ in the parameter and w behind it."""
+        return weight_of(target, self.memory, offload=self._offload)
+
+    def whole_masks(self) -> Masks:
+        """Return the masks of sharded weights, the rows of all processes put together; otherwise `masks`."""
+        if not self.shards.spread:
+            return self.masks
+        rows = {name: self.shards.rows(mask.to(torch.uint8)) for name, mask in self.masks.items()}
+        return Masks({name: mask.to(torch.bool) for name, mask in rows.items()})
 
     def before_update(self) -> None:
         """Run when the gradients at ŵ are known and the parameters still hold ŵ."""

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
+from regrow.host.optimizers import overflowed
 from regrow.host.shards import is_sharded
 from regrow.methods.about import About
 from regrow.methods.options import Options, check_constant
@@ -65,8 +66,7 @@ class SNIP(Pruner):
     def before_update(self) -> None:
         """Score with the first step's gradients if nothing else has; a step that overflowed does not count."""
         super().before_update()
-        overflow = getattr(self.optimizer, "found_inf", None)
-        if self.step or self._scored or self._frozen or self._uncounted or (overflow is not None and bool(overflow)):
+        if self.step or self._scored or self._frozen or self._uncounted or overflowed(self.optimizer):
             return
         self._gradients = {target.param: target.grad for target in self.targets.values()}
         self._refresh()
