@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regrow.core.masks import pack, unpack
+from regrow.host.layout import pack, unpack
 
 
 @dataclass(frozen=True)

@@ -64,13 +64,14 @@ class Sharded(Carried):
     Distributed checkpoints can cut them anew, for another number of processes.
     """
 
-    @property
-    def address(self) -> int:
-        """Where this process's rows lie."""
-        return self.target.held.data_ptr()
+    def prune(self) -> None:
+        """Write ŵ into the storage that the parameter always has."""
+        self.write()
 
-    def point(self, values: Tensor) -> None:
-        """Leave the parameter where it is."""
+    @property
+    def touched(self) -> bool:
+        """Whether someone else wrote to the parameter, or gave it another storage, since the last `mark`."""
+        return self.target.param._version != self._version or self.target.held.data_ptr() != self._places[0]
 
     def save(self) -> dict[str, Any]:
         """Return mask and w as tensors sharded like the parameter."""

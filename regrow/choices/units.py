@@ -27,6 +27,9 @@ class Filters(Units):
     criterion: Criterion = "l2"
     channels: bool = False
     scales: dict[str, Parameter] = field(default_factory=dict)
+    """The batch norms that decide, by target."""
+    bound: dict[str, list[Target]] = field(default_factory=dict)
+    """The parameters that go with a target's filters."""
 
     def usable(self, model: nn.Module, targets: Sequence[Target], *, chosen: bool) -> list[Target]:
         """Find the batch norms if it is they who decide."""
@@ -37,9 +40,10 @@ class Filters(Units):
             self.scales.update(norm_scales(model, targets))
         return list(targets)
 
-    def companions(self, model: nn.Module, targets: Sequence[Target]) -> dict[str, list[Target]]:
+    def companions(self, model: nn.Module, targets: Sequence[Target]) -> list[Target]:
         """Take bias and batch norm along, if they are to go with their filter."""
-        return companions(model, targets) if self.channels else {}
+        self.bound.update(companions(model, targets) if self.channels else {})
+        return [companion for each in self.bound.values() for companion in each]
 
     def scores(self, target: Target, score: Tensor) -> Tensor:
         """Return one score per filter."""
@@ -55,8 +59,13 @@ class Filters(Units):
         """Spread one decision per filter over the filter's weights."""
         shape = [1] * score.ndim
         shape[target.out_dim] = -1
-        spread: Tensor = keep.view(shape).expand_as(score)
-        return spread
+        mask: Tensor = keep.view(shape).expand_as(score)
+        return mask
+
+    def spread(self, target: Target, mask: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """Let the bound parameters of a filter go with it."""
+        filters = self.whole(target, mask) if target.name in self.bound else mask
+        return [(target.name, mask), *((companion.name, filters) for companion in self.bound.get(target.name, ()))]
 
 
 @dataclass(frozen=True)

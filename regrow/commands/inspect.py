@@ -68,7 +68,7 @@ def _unfinished(folder: Path) -> Account:
     import torch
 
     from regrow.analysis import account
-    from regrow.core.masks import unpack
+    from regrow.host.layout import unpack
     from regrow.train import checkpoint
     from regrow.train.files import FolderError
     from regrow.train.folder import read_recipe

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,19 +52,3 @@ class Masks(Mapping[str, Tensor]):
     def clone(self) -> Masks:
         """Return masks that no later update changes."""
         return Masks({name: mask.clone() for name, mask in self.items()})
-
-
-def pack(mask: Tensor) -> Tensor:
-    """Return the mask in one bit per weight, in row-major order."""
-    return torch.from_numpy(np.packbits(mask.cpu().reshape(-1).numpy()))
-
-
-def unpack(bits: Tensor, shape: torch.Size, name: str) -> Tensor:
-    """Return the mask that `pack` was given."""
-    count = shape.numel()
-    if bits.dtype is not torch.uint8 or bits.numel() != (count + 7) // 8:
-        raise ValueError(
-            f"the packed mask of {name} has {bits.numel()} values of {bits.dtype}, "
-            f"its shape {tuple(shape)} needs {(count + 7) // 8} of torch.uint8"
-        )
-    return torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=count).astype(bool)).view(shape)

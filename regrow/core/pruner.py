@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, ClassVar, NoReturn
@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.budget import Budget, alive
-from regrow.core.masks import Masks, pack
+from regrow.core.masks import Masks
 from regrow.core.schedule import Schedule, as_schedule, check_every, check_sparsity
 from regrow.core.state import checked_masks, load_weights, save_weights
 from regrow.core.stats import Stats, quality
 from regrow.core.units import Units
 from regrow.core.weights import Memory, Weight, Weights
-from regrow.host import agreement
-from regrow.host.optimizers import check_free, hookable, is_nested, is_pretence, overflowed
-from regrow.host.shards import drop_gathered, gathering_modules, shards_of
+from regrow.host.agreement import Agreement
+from regrow.host.optimizers import check_free, hookable
+from regrow.host.shards import shards_of
+from regrow.host.steps import Steps
 from regrow.host.targets import Target, TargetSpec, find_targets, zero_outside
 from regrow.host.warn import warn
 
@@ -60,24 +61,19 @@ class BasePruner:
         found = find_targets(model, targets, include_last=include_last)
         found = self.units.usable(model, found, chosen=targets is not None)
         self.targets = {target.name: target for target in found}
-        self._companions = self.units.companions(model, found)
-        self.held = [*found, *chain.from_iterable(self._companions.values())]
+        self.held = [*found, *self.units.companions(model, found)]
         check_free(self.held, self.optimizer, self._holders)
-        self._group = group
-        self.shards = shards_of((each.name, each.param) for each in self.held)
-        self._gathering = gathering_modules(model)
+        self.shards = shards_of(((each.name, each.param) for each in self.held), model)
+        self._agreement = Agreement(group, needed=not self.shards.spread)
         self._weights = Weights({target.name: self.hold(target) for target in self.held})
-        self._frozen = self._agreed = self._uncounted = False
+        self._frozen = False
         self._collapsed: set[str] = set()
         self.step = self.flips = 0
         self.requested = 0.0
         with self.dense():
             if self.due(0):
                 self._refresh()
-        self._hooks = (
-            self.optimizer.register_step_pre_hook(self._before_step),
-            self.optimizer.register_step_post_hook(self._after_step),
-        )
+        self._steps = Steps(self.optimizer, self.shards, self._before_step, self._after_step, self._evaluate)
         self._holders.update({id(target.param): self for target in self.held})
 
     # What a method decides
@@ -170,12 +166,12 @@ class BasePruner:
             return
         self.restore()
         self._weights.show()
-        drop_gathered(self._gathering)
+        self.shards.drop_gathered()
         try:
             yield
         finally:
             self._hide()
-            drop_gathered(self._gathering)
+            self.shards.drop_gathered()
 
     def restore(self) -> None:
         """Let the model hold ŵ again after an exception inside `optimizer.step()`, which leaves it with w.
@@ -197,8 +193,7 @@ class BasePruner:
         """Let go of the optimizer; the model stays as it is, pruned."""
         if self._weights.shown:
             self._hide()
-        for hook in self._hooks:
-            hook.remove()
+        self._steps.remove()
         for target in self.held:
             if self._holders.get(id(target.param)) is self:
                 del self._holders[id(target.param)]
@@ -235,45 +230,28 @@ class BasePruner:
 
     # How it works
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self._weights.shown and is_nested(optimizer):
-            return None
+    def _before_step(self, has_closure: bool) -> None:
         self.restore()
-        if not self._agreed and not self.shards.spread:  # shards make one mask together
-            sources = (weight.source for weight in self._weights.values())
-            agreement.check_start(chain(map(pack, self.masks.values()), sources), self._group)
-        self._agreed = True
-        self._uncounted = is_pretence(optimizer, self.shards)
-        given = (*args[1:], *kwargs.values())  # args[0] is the optimizer itself
-        if not any(map(callable, given)):
+        weights = self._weights.values()
+        self._agreement.check_start((weight.mask for weight in weights), (weight.source for weight in weights))
+        if not has_closure:
             self.before_update()
-        args = (args[0], *map(self._at_pruned_weights, args[1:]))
-        kwargs = {name: self._at_pruned_weights(value) for name, value in kwargs.items()}
         self._weights.show()
-        return args, kwargs
 
-    def _at_pruned_weights(self, closure: Any) -> Any:
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Evaluate a closure's loss and gradients at ŵ, although the optimizer that calls it works on w."""
+        self._hide()
+        loss = closure()
+        self.before_update()
+        self._weights.show()
+        return loss
 
-        def evaluate() -> Any:
-            self._hide()
-            loss = closure()
-            self.before_update()
-            self._weights.show()
-            return loss
-
-        return evaluate if callable(closure) else closure
-
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if is_nested(optimizer):
-            return
+    def _after_step(self, counts: bool) -> None:
         try:
-            if not self._uncounted and not overflowed(optimizer):
-                self.step += 1
-                if not self._frozen and self.due(self.step):
-                    self._refresh()
-                    if not self.shards.spread:
-                        agreement.check_masks(map(pack, self.masks.values()), self._group, step=self.step)
+            self.step += counts
+            if counts and not self._frozen and self.due(self.step):
+                self._refresh()
+                self._agreement.check_masks((weight.mask for weight in self._weights.values()), step=self.step)
         finally:
             self._hide()
 
@@ -281,7 +259,8 @@ class BasePruner:
         if self.memory is Memory.FORGET:
             self._hide()  # momentum has moved what is pruned: it counts as zero and grows back from zero
         flips = 0
-        for name, mask in self._with_companions(self.next_masks(self.step)):
+        masks = (self.units.spread(self.targets[name], mask) for name, mask in self.next_masks(self.step))
+        for name, mask in chain.from_iterable(masks):
             weight = self._weights[name]
             flips += int(torch.count_nonzero(mask != weight.mask))
             weight.mask.copy_(mask)
@@ -289,12 +268,6 @@ class BasePruner:
                 weight.prune()
         self.flips = int(self.shards.sum(torch.tensor(flips, device="cpu")))
         self._warn_of_collapse()
-
-    def _with_companions(self, masks: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        for name, mask in masks:
-            yield name, mask
-            for companion in self._companions.get(name, ()):
-                yield companion.name, self.units.whole(self.targets[name], mask)
 
     def _warn_of_collapse(self) -> None:
         kept = self.shards.counts(self._weights[name].mask for name in self.targets)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
@@ -17,9 +17,9 @@ class Units:
         """Return the targets that consist of such units; those that were `chosen` by name must."""
         return list(targets)
 
-    def companions(self, model: nn.Module, targets: Sequence[Target]) -> dict[str, list[Target]]:
-        """Return for each target the parameters with one element per unit that go with it, if there are any."""
-        return {}
+    def companions(self, model: nn.Module, targets: Sequence[Target]) -> list[Target]:
+        """Return the parameters with one element per unit of a target that are masked along with it."""
+        return []
 
     def share(self, sparsity: float) -> float:
         """Return which share of the units is pruned for a share `sparsity` of the weights."""
@@ -39,3 +39,7 @@ class Units:
     def mask(self, target: Target, score: Tensor, keep: Tensor, among: Tensor | None) -> Tensor:
         """Return the mask of the weights when the units `keep` stay, inside `among`."""
         return keep
+
+    def spread(self, target: Target, mask: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """Return the mask of the weights by name, and those of what goes with them."""
+        return [(target.name, mask)]

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
-from regrow.core.masks import pack, unpack
-from regrow.host.layout import bits, in_memory_order
+from regrow.host.layout import bit_view, like, pack, unpack
 from regrow.host.targets import Target, check_storage
 from regrow.host.warn import warn
 
-_SAMPLED = 64
+_SAMPLED = 8  # runs of as many elements
 
 
 class Memory(Enum):
@@ -47,12 +47,12 @@ class Weight:
         """Take the parameter's present storage as the place of ŵ and lay the views with which it is written."""
         check_storage(self.target)
         self.pruned = self.target.held
-        self.mask = _like(self.pruned, self.mask, torch.bool)
+        self.mask = like(self.pruned, self.mask, torch.bool)
         if self.dense is not None:
-            self.dense = _like(self.room(), self.dense, self.pruned.dtype)
-        self._address = self.pruned.data_ptr()
-        self._views = tuple(map(_view, (self.source, self.mask, self.pruned)))
-        self._sample = tuple(view[:: len(view) // _SAMPLED + 1] for view in self._views)
+            self.dense = like(self.room(), self.dense, self.pruned.dtype)
+        self._places = (self.pruned.data_ptr(), self.source.data_ptr())
+        self._views = tuple(map(bit_view, (self.source, self.mask, self.pruned)))
+        self._sample = tuple(map(_sample, self._views))
         self.mark()
 
     def room(self) -> Tensor:
@@ -69,34 +69,18 @@ class Weight:
         """The paper's e = ŵ − w."""
         return self.pruned - self.source.to(self.pruned.device)
 
-    @property
-    def address(self) -> int:
-        """Where the parameter's values lie."""
-        return self.target.param.data_ptr()
-
-    def point(self, values: Tensor) -> None:
-        """Let the parameter hold `values`, in their storage."""
-        self.target.param.data = values
-
     def show(self) -> None:
         """Let the parameter hold w."""
         if self.dense is not None:
-            self.point(self.dense)
-
-    def hide(self) -> None:
-        """Let the parameter hold ŵ again."""
-        if self.memory is not Memory.SOFT:
-            self.prune()
-        self.mark()
+            self.target.param.data = self.dense
 
     def prune(self) -> None:
-        """Write ŵ into the parameter's own storage, and let the parameter hold that."""
-        if self.address not in (self._address, self.source.data_ptr()):
-            self.source.copy_(self.target.held)  # an optimizer put new storage in place of updating w where it was
+        """Let the parameter hold ŵ again, in its own storage."""
+        parameter = self.target.param
+        if parameter.data_ptr() not in self._places:
+            self.source.copy_(parameter.data)  # an optimizer put new storage in place of updating w where it was
         self.write()
-        self.point(self.pruned)
-        # Autograd could not know that a backward pass from here on does not meet the weights of an earlier forward one.
-        torch.autograd.graph.increment_version(self.target.param)
+        parameter.data = self.pruned
 
     def write(self) -> None:
         """Compute ŵ = m⊙w."""
@@ -104,9 +88,9 @@ class Weight:
 
     def point_back(self) -> None:
         """Let the parameter keep its values, in the storage of ŵ, if it points at the dense weights."""
-        if self.dense is not None and self.address == self.dense.data_ptr():
+        if self.dense is not None and self.target.param.data_ptr() == self.dense.data_ptr():
             self.pruned.copy_(self.dense)
-            self.point(self.pruned)
+            self.target.param.data = self.pruned
 
     def forget(self) -> None:
         """Drop the dense weights; what is pruned is gone."""
@@ -120,7 +104,8 @@ class Weight:
     @property
     def touched(self) -> bool:
         """Whether someone else wrote to the parameter, or gave it another storage, since the last `mark`."""
-        return self.target.param._version != self._version or self.address != self._address
+        parameter = self.target.param
+        return parameter._version != self._version or parameter.data_ptr() != self._places[0]
 
     @property
     def intact(self) -> bool:
@@ -129,7 +114,8 @@ class Weight:
         Only on the CPU, where looking costs microseconds; elsewhere it would have to wait for the device.
         """
         source, mask, pruned = self._sample
-        return self.dense is None or not isinstance(pruned, np.ndarray) or bool(np.array_equal(source * mask, pruned))
+        unknown = self.dense is None or not isinstance(pruned, np.ndarray)
+        return unknown or (source * mask).tobytes() == pruned.tobytes()
 
     def adopt(self) -> bool:
         """Take over weights written from outside; return whether they had weights where the mask has none.
@@ -175,8 +161,13 @@ class Weights(dict[str, Weight]):
 
     def hide(self) -> None:
         """Let the parameters hold ŵ."""
+        for weight in reversed(self.values()):  # what the optimizer touched last is still in the cache
+            if weight.memory is not Memory.SOFT:
+                weight.prune()
+        # Autograd could not know that a backward pass from here on does not meet the weights of an earlier forward one.
+        increment_version([weight.target.param for weight in self.values()])
         for weight in self.values():
-            weight.hide()
+            weight.mark()
         self.shown = False
 
     def point_back(self) -> None:
@@ -209,6 +200,12 @@ class Weights(dict[str, Weight]):
                 )
 
 
+def _sample(view: Any) -> Any:
+    """Return a few short runs of elements: few lines of the cache that are not there after a step."""
+    enough = len(view) >= _SAMPLED**2
+    return view[: len(view) // _SAMPLED * _SAMPLED].reshape(_SAMPLED, -1)[:, :_SAMPLED] if enough else view
+
+
 def masked(source: Any, mask: Any, result: Any) -> None:
     """Write `source` where `mask` is True, +0.0 elsewhere; all three are views of bits."""
     if isinstance(result, np.ndarray):
@@ -216,16 +213,3 @@ def masked(source: Any, mask: Any, result: Any) -> None:
         np.multiply(source, mask, out=result)
     else:
         torch.mul(source, mask, out=result)
-
-
-def _like(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `tensor` on the device and in the memory format of `model`."""
-    if (tensor.device, tensor.stride(), tensor.dtype) == (model.device, model.stride(), dtype):
-        return tensor
-    return torch.empty_like(model, dtype=dtype).copy_(tensor)
-
-
-def _view(tensor: Tensor) -> Any:
-    """Return the elements in memory order, floats as integers of their size; as an array on the CPU."""
-    flat = bits(in_memory_order(tensor))
-    return flat.numpy() if flat.device.type == "cpu" else flat

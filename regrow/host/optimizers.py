@@ -1,15 +1,13 @@
-"""What a pruner can be attached to, and which of an optimizer's steps count."""
+"""What a pruner can be attached to."""
 
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch.optim import Optimizer
 
-from regrow.host.shards import Shards, held
 from regrow.host.targets import Target
 
 
@@ -40,31 +38,3 @@ def check_free(targets: Iterable[Target], optimizer: Optimizer, holders: Mapping
             gc.collect()  # a pruner and its optimizer hold each other: those that nobody uses may still be there
         if (holder := holders.get(id(target.param))) is not None:
             raise ValueError(f"{target.name} is pruned by a {type(holder).__name__} already: detach() that one first")
-
-
-def is_nested(optimizer: Optimizer) -> bool:
-    """Tell a step inside a step: a subclass whose step calls its parent's runs the hooks of both."""
-    frame, steps = sys._getframe(1), 0
-    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
-        running = frame.f_code.co_qualname == "Optimizer.profile_hook_step.<locals>.wrapper"
-        steps += running and frame.f_locals.get("self") is optimizer
-    return steps > 1
-
-
-def is_pretence(optimizer: Optimizer, shards: Shards) -> bool:
-    """Tell the step with which distributed checkpoint makes a fresh optimizer's state: lr 0 and zero gradients."""
-    if optimizer.state:
-        return False
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    if any(rate is None or float(rate) != 0 for rate in rates):
-        return False
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if any(gradient.is_sparse for gradient in gradients):
-        return False
-    return not any(shards.counts(held(gradient) for gradient in gradients))
-
-
-def overflowed(optimizer: Optimizer) -> bool:
-    """Tell a step that leaves the weights alone: GradScaler calls fused kernels although a gradient overflowed."""
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found)

@@ -25,17 +25,6 @@ def held(tensor: Tensor) -> Tensor:
     return part
 
 
-def gathering_modules(model: nn.Module) -> list[Any]:
-    """Return the modules that gather their sharded parameters when they are called (FSDP2)."""
-    return [module for module in model.modules() if hasattr(module, "reshard")]
-
-
-def drop_gathered(modules: Iterable[Any]) -> None:
-    """Let modules gather anew: after a forward pass without a backward one they may still hold earlier values."""
-    for module in modules:
-        module.reshard()
-
-
 def sharded_like(parameter: Any, part: Tensor) -> Tensor:
     """Return this process's rows as part of a tensor that is spread like `parameter`."""
     whole: Tensor = type(parameter).from_local(
@@ -94,6 +83,9 @@ class Shards:
         """Return how many elements each tensor has, in all processes together."""
         return self._add([tensor.numel() for tensor in tensors])
 
+    def drop_gathered(self) -> None:
+        """Let modules gather rows anew: after a forward pass without a backward one they may hold earlier values."""
+
     def _add(self, numbers: list[int]) -> list[int]:
         return self.sum(torch.tensor(numbers, dtype=torch.int64, device="cpu")).tolist() if self.spread else numbers
 
@@ -106,9 +98,11 @@ class RowShards(Shards):
 
     spread = True
 
-    def __init__(self, mesh: Any) -> None:
+    def __init__(self, mesh: Any, model: nn.Module | None = None) -> None:
         self._group, self._rank, self._size = mesh.get_group(), mesh.get_local_rank(), mesh.size()
         self._device = mesh.device_type
+        modules: Iterable[Any] = () if model is None else model.modules()
+        self._gathering = [module for module in modules if hasattr(module, "reshard")]
 
     def sum(self, numbers: Tensor) -> Tensor:
         """Return the sums over all processes."""
@@ -131,13 +125,18 @@ class RowShards(Shards):
         whole[start : start + len(tensor)] = tensor
         return self.sum(whole)
 
+    def drop_gathered(self) -> None:
+        """Let modules gather rows anew: after a forward pass without a backward one they may hold earlier values."""
+        for module in self._gathering:
+            module.reshard()
 
-def shards_of(parameters: Iterable[tuple[str, Any]]) -> Shards:
-    """Return the processes over which the named parameters are spread, which must be the same for all of them."""
+
+def shards_of(parameters: Iterable[tuple[str, Any]], model: nn.Module | None = None) -> Shards:
+    """Return the processes over which the named parameters of a model are spread: the same for all of them."""
     meshes = {name: parameter.device_mesh if is_sharded(parameter) else None for name, parameter in parameters}
     first, mesh = next(iter(meshes.items()))
     if other := next((name for name, found in meshes.items() if found != mesh), None):
         raise TypeError(
             f"{first} and {other} are not spread over the same processes: shard all targets with one mesh, or none"
         )
-    return ALONE if mesh is None else RowShards(mesh)
+    return ALONE if mesh is None else RowShards(mesh, model)

@@ -21,9 +21,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from regrow.choices.budget import Allotment, Scope
 from regrow.core.budget import alive
-from regrow.core.masks import Masks, pack, unpack
+from regrow.core.masks import Masks
 from regrow.core.schedule import check_sparsity
 from regrow.core.weights import Memory
+from regrow.host.layout import pack, unpack
 from regrow.host.shards import is_sharded
 from regrow.host.targets import TargetSpec, find_targets
 from regrow.methods.about import About

@@ -19,8 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
-from regrow.host.optimizers import overflowed
 from regrow.host.shards import is_sharded
+from regrow.host.steps import overflowed
 from regrow.methods.about import About
 from regrow.methods.options import Options, check_constant
 from regrow.methods.pruner import Pruner
@@ -66,7 +66,7 @@ class SNIP(Pruner):
     def before_update(self) -> None:
         """Score with the first step's gradients if nothing else has; a step that overflowed does not count."""
         super().before_update()
-        if self.step or self._scored or self._frozen or self._uncounted or overflowed(self.optimizer):
+        if self.step or self._scored or self._frozen or self._steps.pretended or overflowed(self.optimizer):
             return
         self._gradients = {target.param: target.grad for target in self.targets.values()}
         self._refresh()

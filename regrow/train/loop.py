@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from regrow.analysis import Dynamics
 from regrow.core import Masks
-from regrow.core.masks import unpack
 from regrow.data import DataError
+from regrow.host.layout import unpack
 from regrow.host.shards import held, is_sharded
 from regrow.methods import Fixed, Pruner
 from regrow.models import Network

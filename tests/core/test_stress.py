@@ -84,7 +84,7 @@ def test_the_masking_of_other_devices_gives_the_same_bits(monkeypatch):
             return losses, [p.detach().clone() for p in model.parameters()]
 
     losses, weights = run()
-    monkeypatch.setattr(regrow.core.weights, "_view", lambda tensor: bits(in_memory_order(tensor)))
+    monkeypatch.setattr(regrow.core.weights, "bit_view", lambda tensor: bits(in_memory_order(tensor)))
     monkeypatch.setattr(regrow.core.select, "_by_numpy", lambda score: False)
     again, same = run()
     assert losses == again
