@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from regrow.core.budget import Budget, Pool, alive, compete
+from regrow.core.budget import Budget, Pool, compete
 from regrow.host.shards import ALONE, Shards
 
 Scope = Literal["global", "layer", "er", "erk", "redistributed"]
@@ -114,6 +114,18 @@ def allocate(total: int, shares: Sequence[float], caps: Sequence[int]) -> list[i
     for index in by_remainder[: total - sum(whole)]:
         whole[index] += 1
     return whole
+
+
+def alive(score: Tensor, mask: Tensor) -> Tensor:
+    """Rank everything in `mask`, zeros included, above everything outside it; the order within stays the same."""
+    return torch.where(mask, torch.nextafter(score.abs(), score.new_tensor(torch.inf)), 0)
+
+
+def all_alive(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor], shards: Shards) -> Mapping[str, Tensor]:
+    """Do what `alive` does for all scores; without a copy if nothing is zero but what is outside the masks."""
+    if any(shards.counts((score != 0) != masks[name] for name, score in scores.items())):
+        return {name: alive(score, masks[name]) for name, score in scores.items()}
+    return scores
 
 
 def prune_named(name: str, score: Tensor, count: int, shards: Shards = ALONE) -> Tensor:

@@ -44,15 +44,8 @@ def export(
         weights: Precision of the weights in a C file.
         lanes: Floats in a vector register of the device, for a C file: 4 for NEON and SSE, 8 for AVX2, 16 for AVX-512.
     """
-    from regrow.train.config import RecipeError
-
     to = to or ("program" if shrink else "packed")
-    if dtype != "fp32" and to != "packed":
-        raise RecipeError(f"--dtype {dtype} is for packed files; --to {to} keeps fp32.")
-    if sparse and to != "onnx":
-        raise RecipeError(f"--sparse is for ONNX files, not for --to {to}.")
-    if (weights, lanes) != ("fp32", 4) and to != "c":
-        raise RecipeError(f"--weights and --lanes are for C files, not for --to {to}.")
+    _check_options(to, dtype, sparse, for_c=(weights, lanes) != ("fp32", 4))
     source = Path(what)
     network = read_network(source)
     model = _shrunk(network, round_to) if shrink else network
@@ -65,6 +58,18 @@ def export(
     dense = 4 * sum(parameter.numel() for parameter in network.parameters())
     print(f"{path}: {path.stat().st_size:,} bytes (the dense weights in fp32: {dense:,})")
     return 0
+
+
+def _check_options(to: str, dtype: str, sparse: bool, *, for_c: bool) -> None:
+    """Refuse options of another kind of file."""
+    from regrow.train.config import RecipeError
+
+    if dtype != "fp32" and to != "packed":
+        raise RecipeError(f"--dtype {dtype} is for packed files; --to {to} keeps fp32.")
+    if sparse and to != "onnx":
+        raise RecipeError(f"--sparse is for ONNX files, not for --to {to}.")
+    if for_c and to != "c":
+        raise RecipeError(f"--weights and --lanes are for C files, not for --to {to}.")
 
 
 def read_network(source: Path) -> Network:

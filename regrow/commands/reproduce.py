@@ -49,14 +49,9 @@ def reproduce(
         records: More run folders, or files of results (JSON lines), for --show.
     """
     from regrow.paper.items import all_items, find_item
-    from regrow.paper.scales import find_scale
     from regrow.train.signals import StoppedError
 
-    chosen = find_scale(scale).changed(device=device)
-    if seeds is not None:
-        if seeds < 1:
-            raise RecipeError(f"seeds must be at least 1, got {seeds}")
-        chosen = chosen.changed(seeds=tuple(range(seeds)))
+    chosen = _scale(scale, seeds, device)
     if name is None:
         _list(chosen)
         return 0
@@ -68,6 +63,15 @@ def reproduce(
         print(f"regrow: {stopped}, all saved. Go on with the same command.", file=sys.stderr)
         return 128 + stopped.signal
     return 1 if train.failed else 0
+
+
+def _scale(name: str, seeds: int | None, device: Device | None) -> Scale:
+    from regrow.paper.scales import find_scale
+
+    if seeds is not None and seeds < 1:
+        raise RecipeError(f"seeds must be at least 1, got {seeds}")
+    scale = find_scale(name).changed(device=device)
+    return scale if seeds is None else scale.changed(seeds=tuple(range(seeds)))
 
 
 def _make(

@@ -64,8 +64,3 @@ def compete(scores: Mapping[str, Tensor], pools: list[Pool], shards: Shards = AL
     thresholds = [find_threshold(pool, count, shards) for pool, (_, count) in zip(contenders, pools, strict=True)]
     for pool, threshold in zip(contenders, thresholds, strict=True):
         yield from zip(pool, cut(pool.values(), threshold, shards), strict=True)
-
-
-def alive(score: Tensor, mask: Tensor) -> Tensor:
-    """Rank everything in `mask`, zeros included, above everything outside it; the order within stays the same."""
-    return torch.where(mask, torch.nextafter(score.abs(), score.new_tensor(torch.inf)), 0)

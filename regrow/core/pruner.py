@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any, ClassVar, NoReturn
 from weakref import WeakValueDictionary
 
@@ -13,25 +12,24 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.budget import Budget, alive
 from regrow.core.masks import Masks
-from regrow.core.schedule import Schedule, as_schedule, check_every, check_sparsity
+from regrow.core.schedule import Schedule, as_schedule, check_every
 from regrow.core.state import checked_masks, load_weights, save_weights
 from regrow.core.stats import Stats, quality
-from regrow.core.units import Units
 from regrow.core.weights import Memory, Weight, Weights
 from regrow.host.agreement import Agreement
 from regrow.host.optimizers import check_free, hookable
 from regrow.host.shards import shards_of
 from regrow.host.steps import Steps
-from regrow.host.targets import Target, TargetSpec, find_targets, zero_outside
+from regrow.host.targets import Target, zero_outside
 from regrow.host.warn import warn
 
 
 class BasePruner:
     """The life that all methods share; a method says what it remembers and what the next masks are.
 
-    `budget` and `units` say how many survive where and what is pruned as one; `regrow.Pruner` has names for them.
+    `targets` are what masks are made for, `companions` are masked along with them. What can be chosen besides, how
+    many survive where and what is pruned as one, has names in `regrow.Pruner`.
     """
 
     memory: ClassVar[Memory] = Memory.FORGET
@@ -47,21 +45,14 @@ class BasePruner:
         *,
         sparsity: float | Schedule,
         every: int = 16,
-        budget: Budget | None = None,
-        units: Units | None = None,
-        targets: TargetSpec = None,
-        include_last: bool = False,
+        targets: Sequence[Target],
+        companions: Sequence[Target] = (),
         group: dist.ProcessGroup | None = None,
     ) -> None:
         check_every(every)
         self.every, self.schedule = every, as_schedule(sparsity)
-        self.budget, self.units = budget or Budget(), units or Units()
-        self.units.check(self.schedule)
         self.optimizer = hookable(optimizer)
-        found = find_targets(model, targets, include_last=include_last)
-        found = self.units.usable(model, found, chosen=targets is not None)
-        self.targets = {target.name: target for target in found}
-        self.held = [*found, *self.units.companions(model, found)]
+        self.targets, self.held = {target.name: target for target in targets}, [*targets, *companions]
         check_free(self.held, self.optimizer, self._holders)
         self.shards = shards_of(((each.name, each.param) for each in self.held), model)
         self._agreement = Agreement(group, needed=not self.shards.spread)
@@ -86,19 +77,9 @@ class BasePruner:
         """Return whether the masks are made anew at step `t`."""
         return t % self.every == 0
 
-    def keep_top(
-        self, scores: Mapping[str, Tensor], sparsity: float, *, among: Masks | None = None
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield masks that keep the units of largest score, as unit, scope and floor say; nothing outside `among`."""
-        check_sparsity(sparsity, f"the schedule's value at step {self.step}")
-        units = {name: self.units.scores(self.targets[name], score) for name, score in scores.items()}
-        if among is not None:
-            units = {n: alive(score, self.units.whole(self.targets[n], among[n])) for n, score in units.items()}
-        shapes = {name: self.targets[name].param.shape for name in scores}
-        for name, keep in self.budget.keep_top(units, self.units.share(sparsity), shapes, self.shards):
-            inside = among[name] if among is not None else None
-            self.requested = sparsity  # not before it is known that there are masks
-            yield name, self.units.mask(self.targets[name], scores[name], keep, inside)
+    def all_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
+        """Return (name, mask) pairs for all that is held, companions of the targets included."""
+        return self.next_masks(t)
 
     def hold(self, target: Target) -> Weight:
         """Return what keeps ŵ in the parameter and w behind it."""
@@ -259,8 +240,7 @@ class BasePruner:
         if self.memory is Memory.FORGET:
             self._hide()  # momentum has moved what is pruned: it counts as zero and grows back from zero
         flips = 0
-        masks = (self.units.spread(self.targets[name], mask) for name, mask in self.next_masks(self.step))
-        for name, mask in chain.from_iterable(masks):
+        for name, mask in self.all_masks(self.step):
             weight = self._weights[name]
             flips += int(torch.count_nonzero(mask != weight.mask))
             weight.mask.copy_(mask)

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from regrow.choices.budget import Allotment, Scope
-from regrow.core.budget import alive
+from regrow.choices.budget import Allotment, Scope, alive
 from regrow.core.masks import Masks
 from regrow.core.schedule import check_sparsity
 from regrow.core.weights import Memory

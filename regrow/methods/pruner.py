@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.choices.budget import Allotment, Scope
+from regrow.choices.budget import Allotment, Scope, all_alive
 from regrow.choices.carried import weight_of
 from regrow.choices.decay import Decay, DecayAtPruned, at_pruned
 from regrow.choices.score import Criterion
 from regrow.choices.units import parse_unit
 from regrow.core.masks import Masks
 from regrow.core.pruner import BasePruner
-from regrow.core.schedule import Schedule
+from regrow.core.schedule import Schedule, as_schedule, check_sparsity
 from regrow.core.weights import Weight
 from regrow.host.optimizers import hookable
-from regrow.host.targets import Target, TargetSpec
+from regrow.host.targets import Target, TargetSpec, find_targets
 from regrow.methods.options import ExplicitSignature
 
 
@@ -31,6 +32,7 @@ class Pruner(BasePruner):
     """
 
     shared = (*BasePruner.shared, "unit", "criterion", "channels")
+    criterion: Criterion = "l2"
     __signature__: ClassVar[Any] = ExplicitSignature()
 
     def __init__(
@@ -42,7 +44,7 @@ class Pruner(BasePruner):
         every: int = 16,
         scope: Scope = "global",
         unit: str = "weight",
-        criterion: Criterion = "l2",
+        criterion: Criterion | None = None,
         channels: bool = False,
         targets: TargetSpec = None,
         include_last: bool = False,
@@ -51,23 +53,42 @@ class Pruner(BasePruner):
         offload: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.unit, self.criterion, self.channels, self._offload = unit, criterion, channels, offload
+        self.unit, self.channels, self._offload = unit, channels, offload
+        self.criterion = self.criterion if criterion is None else criterion
         optimizer = hookable(optimizer)
         self._decay = DecayAtPruned(optimizer) if at_pruned(decay) else None
         others = [other for other in self._holders.values() if other.optimizer is optimizer]
         if any(self._decay or getattr(other, "_decay", None) for other in others):
             raise ValueError("decay='pruned' concerns a whole optimizer: give it one pruner for all its weights")
+        self.budget, self.units = Allotment(scope, floor), parse_unit(unit, self.criterion, channels=channels)
+        schedule = as_schedule(sparsity)
+        self.units.check(schedule)
+        found = find_targets(model, targets, include_last=include_last)
+        found = self.units.usable(model, found, chosen=targets is not None)
+        companions = self.units.companions(model, found)
         super().__init__(
-            model,
-            optimizer,
-            sparsity=sparsity,
-            every=every,
-            budget=Allotment(scope, floor),
-            units=parse_unit(unit, criterion, channels=channels),
-            targets=targets,
-            include_last=include_last,
-            group=group,
+            model, optimizer, targets=found, companions=companions, sparsity=schedule, every=every, group=group
         )
+
+    def keep_top(
+        self, scores: Mapping[str, Tensor], sparsity: float, *, among: Masks | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield masks that keep the units of largest score, as unit, scope and floor say; nothing outside `among`."""
+        check_sparsity(sparsity, f"the schedule's value at step {self.step}")
+        units: Mapping[str, Tensor] = {n: self.units.scores(self.targets[n], score) for n, score in scores.items()}
+        if among is not None:
+            wholes = {name: self.units.whole(self.targets[name], among[name]) for name in units}
+            units = all_alive(units, wholes, self.shards)
+        shapes = {name: self.targets[name].param.shape for name in scores}
+        for name, keep in self.budget.keep_top(units, self.units.share(sparsity), shapes, self.shards):
+            inside = among[name] if among is not None else None
+            self.requested = sparsity  # not before it is known that there are masks
+            yield name, self.units.mask(self.targets[name], scores[name], keep, inside)
+
+    def all_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield the next masks, and those of what goes with their units."""
+        for name, mask in self.next_masks(t):
+            yield from self.units.spread(self.targets[name], mask)
 
     def hold(self, target: Target) -> Weight:
         """Return what keeps ŵ in the parameter and w behind it."""
@@ -92,4 +113,4 @@ class Pruner(BasePruner):
 
     def settings(self) -> dict[str, Any]:
         """Return what a saved run and the one that continues it must have in common."""
-        return {**super().settings(), "scope": self.budget.scope, "floor": getattr(self.budget, "floor", 0)}
+        return {**super().settings(), "scope": self.budget.scope, "floor": self.budget.floor}

@@ -40,6 +40,7 @@ class SNIP(Pruner):
         score="gradient x weight on one batch",
         cost="one batch and one selection over n, once",
     )
+    criterion = "l1"  # a filter's score is the sum of its weights' scores
 
     def __init__(
         self,
@@ -56,7 +57,6 @@ class SNIP(Pruner):
             raise ValueError("inference=True needs loss=, a function that returns the loss of one batch")
         self._gradients = {} if loss is None else _gradients(model, loss, inference, options.get("group"))
         self._scored = False
-        options.setdefault("criterion", "l1")  # a filter's score is the sum of its weights' scores
         super().__init__(model, optimizer, sparsity=sparsity, **options)
 
     def due(self, t: int) -> bool:
