@@ -1,1 +1,1 @@
-"""What methods can choose beyond Algorithm 1: units of several weights, scores, budgets, random numbers."""
+"""What methods can choose beyond Algorithm 1: units, scores, budgets, random numbers, where the dense weights are."""

@@ -212,6 +212,7 @@ class BasePruner:
     # How it works
 
     def _before_step(self, has_closure: bool) -> None:
+        """The gradient at ŵ is known: let the optimizer apply it to w (Algorithm 1, line 7)."""
         self.restore()
         weights = self._weights.values()
         self._agreement.check_start((weight.mask for weight in weights), (weight.source for weight in weights))
@@ -220,7 +221,7 @@ class BasePruner:
         self._weights.show()
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Evaluate a closure's loss and gradients at ŵ, although the optimizer that calls it works on w."""
+        """Evaluate a closure's loss and gradients at ŵ (line 6), although the optimizer that calls it works on w."""
         self._hide()
         loss = closure()
         self.before_update()
@@ -228,6 +229,7 @@ class BasePruner:
         return loss
 
     def _after_step(self, counts: bool) -> None:
+        """Make the mask anew if p divides t, and leave ŵ = m⊙w in the model (lines 2 to 5)."""
         try:
             self.step += counts
             if counts and not self._frozen and self.due(self.step):

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regrow
-from regrow.choices.budget import Allotment, allocate, keep_largest
+from regrow.choices.budget import Allotment, alive, all_alive, allocate, keep_largest
+from regrow.host.shards import ALONE
 from tests.core.nets import sgd, small_cnn
 from tests.methods.reference import split
 
@@ -67,6 +68,17 @@ def test_a_layer_that_would_be_denser_than_dense_gives_the_rest_to_the_others():
     masks = dict(budget.keep_top(scores, 0.9))
     assert bool(masks["small"].all())
     assert int(masks["large"].sum()) == 10_009 - round(10_009 * 0.9) - 9
+
+
+def test_scores_that_are_zero_outside_their_masks_alone_are_ranked_where_they_are():
+    scores = {"first": torch.tensor([0.0, -1.0, 2.0]), "second": torch.tensor([3.0, 0.0])}
+    masks = {name: score != 0 for name, score in scores.items()}
+    assert all_alive(scores, masks, ALONE) is scores
+    for name, index in (("first", 0), ("second", 0)):  # a zero that is alive, a weight that is not
+        other = {each: mask.clone() for each, mask in masks.items()}
+        other[name][index] = ~other[name][index]
+        ranked = all_alive(scores, other, ALONE)
+        assert all(torch.equal(ranked[each], alive(scores[each], other[each])) for each in scores)
 
 
 def test_the_largest_inside_a_mask_are_kept_zeros_too():

@@ -1,6 +1,7 @@
 """SNIP's score is the gradient with respect to the mask, and its mask is made once."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -104,3 +105,8 @@ def test_filters_are_scored_by_the_sum_over_their_weights():
     expected = stable_masks(sums, round(0.5 * sum(map(len, sums))))
     for keep, mask in zip(expected, pruner.masks.values(), strict=True):
         assert torch.equal(mask.flatten(1), keep[:, None].expand_as(mask.flatten(1)))
+
+
+def test_help_shows_the_criterion_that_is_used():
+    assert inspect.signature(regrow.SNIP).parameters["criterion"].default == "l1"
+    assert inspect.signature(regrow.OneShot).parameters["criterion"].default == "l2"
