@@ -12,12 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 
 import regrow
+from regrow.deploy.engine import chains
 from regrow.deploy.engine.build import load_library
 from regrow.deploy.engine.capture import UnsupportedOperationError, capture
 from regrow.deploy.engine.compiler import native_runner
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.graph import Affine, Conv
 from regrow.deploy.engine.reference import TorchRunner
+from regrow.deploy.engine.schedule import schedule
+from regrow.deploy.engine.steps import ConvStep
 from regrow.models import build
 from tests.deploy.networks import networks, sparsify
 
@@ -66,6 +69,37 @@ def test_built_in_networks_give_what_torch_gives(name: str) -> None:
     compiled = regrow.compile(model, x, tune=False)
     with torch.no_grad():
         assert relative_error(compiled(x), model(x)) < 1e-5
+
+
+class Bottlenecks(nn.Module):
+    """What chains are made of: 1 x 1 convolutions after another one, sums with what it read and with what they made."""
+
+    def __init__(self, kernel: int, stride: int) -> None:
+        super().__init__()
+        self.narrow, self.window = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 6, kernel, stride, kernel // 2)
+        self.wide, self.shortcut, self.again = nn.Conv2d(6, 9, 1), nn.Conv2d(3, 9, 1, stride), nn.Conv2d(9, 6, 1)
+        self.same, self.last = nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.wide(F.relu(self.window(self.narrow(x)))) + self.shortcut(x))
+        y = self.again(y) + self.last(self.again(y))
+        return self.same(F.relu(self.last(self.same(y)) + y))
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("band", [1, 1000, 9000])
+def test_convolutions_that_run_band_by_band_give_what_torch_gives(
+    lanes: int, band: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chains, "WORTH_IT", 0)
+    monkeypatch.setattr(chains, "BAND", band)
+    torch.manual_seed(0)
+    for kernel, stride, size in ((3, 1, (13, 21)), (1, 1, (16, 16)), (3, 2, (23, 9)), (5, 1, (8, 31))):
+        model, x = Bottlenecks(kernel, stride).eval(), torch.randn(2, 3, *size)
+        sparsify(model, 0.5, torch.Generator().manual_seed(1))
+        steps = schedule(fuse(capture(model, x)), lanes).steps
+        assert any(isinstance(step, ConvStep) and step.followers for step in steps)
+        check(model, x, lanes)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -26,23 +26,28 @@ def buffer_bytes(buffer: Buffer, lanes: int) -> int:
 
 
 def arrange(plan: Schedule) -> Arena:
-    """First fit, in running order: a buffer is free again after the last step that touches it."""
+    """First fit, in running order: a buffer is free again after the last step that touches it, or after its chain."""
     last = _last_touches(plan.steps)
     offsets: dict[Buffer, int] = {}
     alive: dict[Buffer, tuple[int, int]] = {}
-    top = 0
+    top = chain_end = 0
+    windows: Buffer | None = None
     for position, step in enumerate(plan.steps):
+        if isinstance(step, ConvStep) and step.followers:
+            # Later bands still read it, beyond their own rows.
+            chain_end, windows = position + step.followers, step.x.whole
         for buffer in (written.whole for written in step.writes):
             if buffer.external is not None or buffer in offsets:
                 continue
-            heir = _inherited(step, buffer, {b for b in alive if last[b] == position})
+            heir = _inherited(step, buffer, {b for b in alive if last[b] == position and b is not windows})
             if heir is not None:
                 alive[buffer] = alive.pop(heir)
             else:
                 alive[buffer] = _first_gap(sorted(alive.values()), buffer_bytes(buffer, plan.lanes))
             offsets[buffer] = alive[buffer][0]
             top = max(top, alive[buffer][1])
-        alive = {buffer: span for buffer, span in alive.items() if last[buffer] > position}
+        if position >= chain_end:
+            alive, windows = {b: span for b, span in alive.items() if last[b] > position}, None
     return Arena(offsets, top)
 
 

@@ -99,6 +99,9 @@ struct conv {
     int32_t together, down, across; /* the tile: output channels, rows and columns held in registers */
     int32_t stride_rows, stride_cols;
     int32_t share_channels; /* threads divide the output channels (1) or the pixels (0) */
+    int32_t followers;      /* convolutions after this one that are computed with it, band by band */
+    int32_t band;           /* rows at a time, if there are any */
+    int32_t prefetch;       /* whether the output is too large to be in the cache */
     struct activate act, tail_act;
 };
 
@@ -415,6 +418,17 @@ INLINE void finish(vec *sums, const struct tile *t, const int32_t *channels, con
     }
 }
 
+/* Asks for the cells that the next group will write, or add to, while this one is computed. */
+INLINE void prefetch_cells(const struct tile *t, const int32_t *channels, const int together, const int down,
+                           const int across)
+{
+    const int64_t pitch = t->op->out.pitch, row = t->op->out.row;
+    EACH(m, together) {
+        const char *out = t->out + channels[m] * pitch;
+        EACH(i, down * across) __builtin_prefetch(CELL(out, i, row), 1);
+    }
+}
+
 /* The heart of the engine: `together` output channels of a tile of `down` x `across` vectors, all sums in registers.
  *
  * Several channels together give a small tile enough independent sums to hide the latency of a multiply-add; their
@@ -426,6 +440,7 @@ INLINE void conv_group(const struct tile *t, const struct entry *e, const struct
     const int n = down * across;
     vec sums[MAX_SUMS];
     start_sums(sums, t, channels, together, n);
+    if (t->op->prefetch && t->last_block) prefetch_cells(t, channels + together, together, down, across);
     walk(sums, e, end, t->in, (intptr_t)t->op->stride_rows * t->op->in.row, together, down, across, stride);
     OPAQUE(t); /* what is needed from here on is read again: in the loop every register counts */
     OPAQUE(channels);
@@ -507,18 +522,18 @@ static void conv_area(const struct conv *op, const struct frame *f, const struct
     }
 }
 
-/* Whole tiles first; rows and columns that are left over go one by one. */
-static void conv_rectangle(const struct conv *op, const struct frame *f, int y0, int y1, int x0, int x1)
+/* Rows first .. last - 1 of the output. Whole tiles first; rows and columns that are left over go one by one. */
+static void conv_rows(const struct conv *op, const struct frame *f, int first, int last)
 {
     const int32_t *parts = (const int32_t *)(f->constants + op->parts);
     const int by_channel = op->share_channels && f->parts > 1;
-    const int whole_rows = (y1 - y0) / op->down * op->down, whole_cols = (x1 - x0) / op->across * op->across;
+    const int whole_rows = (last - first) / op->down * op->down, whole_cols = op->cols / op->across * op->across;
     for (int below = 0; below < 2; below++) {
         const int down = below ? 1 : op->down;
-        const int row = below ? y0 + whole_rows : y0, rows = below ? y1 - row : whole_rows;
+        const int row = below ? first + whole_rows : first, rows = below ? last - row : whole_rows;
         for (int beside = 0; beside < 2; beside++) {
             const int across = beside ? 1 : op->across;
-            const int col = beside ? x0 + whole_cols : x0, cols = beside ? x1 - col : whole_cols;
+            const int col = beside ? whole_cols : 0, cols = beside ? op->cols - col : whole_cols;
             const int tiles = (rows / down) * (cols / across);
             const struct share s = share_of(f, tiles);
             struct area a = {row, col, down, across, cols / across, s.first, s.last, 0, op->groups};
@@ -530,11 +545,6 @@ static void conv_rectangle(const struct conv *op, const struct frame *f, int y0,
             conv_area(op, f, &a);
         }
     }
-}
-
-static void run_conv(const struct conv *op, const struct frame *f)
-{
-    conv_rectangle(op, f, 0, op->rows, 0, op->cols);
 }
 
 /* ------------------------------------------------------------------------------------------------ moving pixels */
@@ -606,9 +616,23 @@ static void run_halo(const struct halo *op, const struct frame *f)
 
 /* ------------------------------------------------------------------------------------------------ the small ones */
 
+INLINE vec pool_window(const char *corner, int64_t row, const int rows, const int cols, const int maximum)
+{
+    vec v = maximum ? load(corner) : splat(0);
+    for (int i = 0; i < rows; i++) {
+        for (int j = 0; j < cols; j++) {
+            const vec x = load(corner + i * row + j * VECTOR);
+            v = maximum ? max(x, v) : v + x;
+        }
+    }
+    return v;
+}
+
 static void run_pool(const struct pool *op, const struct frame *f)
 {
     const struct share s = share_of(f, op->channels);
+    const int kernel_rows = op->kernel_rows, kernel_cols = op->kernel_cols;
+    const int usual = op->maximum && kernel_rows == 3 && kernel_cols == 3; /* whose loops the compiler unrolls */
     for (int channel = s.first; channel < s.last; channel++) {
         const char *in = f->arena + op->in.at + (int64_t)channel * op->in.pitch;
         char *out = f->arena + op->out.at + (int64_t)channel * op->out.pitch;
@@ -616,13 +640,8 @@ static void run_pool(const struct pool *op, const struct frame *f)
             for (int col = 0; col < op->cols; col++) {
                 const char *corner = in + (int64_t)row * op->stride_rows * op->in.row + col * op->stride_cols * VECTOR;
                 const int64_t pixel = (int64_t)(row * op->cols + col) * VECTOR;
-                vec v = op->maximum ? load(corner) : splat(0);
-                for (int i = 0; i < op->kernel_rows; i++) {
-                    for (int j = 0; j < op->kernel_cols; j++) {
-                        const vec x = load(corner + i * op->in.row + j * VECTOR);
-                        v = op->maximum ? max(x, v) : v + x;
-                    }
-                }
+                vec v = usual ? pool_window(corner, op->in.row, 3, 3, 1)
+                              : pool_window(corner, op->in.row, kernel_rows, kernel_cols, op->maximum);
                 if (!op->maximum) v *= op->weights == ABSENT ? splat(op->scale) : load(f->constants + op->weights + pixel);
                 if (op->mask != ABSENT) v = masked(v, f->constants + op->mask + pixel);
                 store(out + row * op->out.row + col * VECTOR, v);
@@ -740,7 +759,7 @@ static void run_pointwise(const struct pointwise *op, const struct frame *f)
 static void run_op(const struct op *op, const struct frame *f)
 {
     switch (op->kind) {
-    case CONV: run_conv(&op->as.conv, f); break;
+    case CONV: conv_rows(&op->as.conv, f, 0, op->as.conv.rows); break;
     case GATHER: run_gather(&op->as.gather, f); break;
     case HALO: run_halo(&op->as.halo, f); break;
     case POOL: run_pool(&op->as.pool, f); break;
@@ -749,4 +768,36 @@ static void run_op(const struct op *op, const struct frame *f)
     case POINTWISE: run_pointwise(&op->as.pointwise, f); break;
     default: break;
     }
+}
+
+/* Operations that run together, band of rows by band of rows: what one writes is in the cache when the next reads it.
+ * Most chains are one operation in one band. Threads that share an image don't chain: they meet after every layer. */
+struct chain {
+    int length, rows, band;
+};
+
+INLINE struct chain chain_at(const struct op *op, const struct frame *f)
+{
+    const struct conv *conv = &op->as.conv;
+    if (op->kind != CONV || conv->followers == 0 || f->parts > 1) return (struct chain){1, 1, 1};
+    return (struct chain){1 + conv->followers, conv->rows, conv->band};
+}
+
+/* The part of a chain's operation that belongs to the band from `row` on. */
+static void run_band(const struct op *op, const struct frame *f, const struct chain *c, int row)
+{
+    if (c->length == 1) {
+        run_op(op, f);
+    } else {
+        conv_rows(&op->as.conv, f, row, row + c->band < c->rows ? row + c->band : c->rows);
+    }
+}
+
+/* Runs the next operation, with those that are chained to it, and says how many that were. */
+static inline int run_next(const struct op *op, const struct frame *f)
+{
+    const struct chain c = chain_at(op, f);
+    for (int row = 0; row < c.rows; row += c.band)
+        for (int i = 0; i < c.length; i++) run_band(op + i, f, &c, row);
+    return c.length;
 }

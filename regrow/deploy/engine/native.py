@@ -32,7 +32,10 @@ class Conv(ctypes.Structure):
         *((name, c_int64) for name in ("bias", "step", "scale", "shift", "mask")),
         ("scratch", c_int64),
         *((name, c_int32) for name in ("rows", "cols", "channels", "groups", "blocks", "together", "down", "across")),
-        *((name, c_int32) for name in ("stride_rows", "stride_cols", "share_channels")),
+        *(
+            (name, c_int32)
+            for name in ("stride_rows", "stride_cols", "share_channels", "followers", "band", "prefetch")
+        ),
         ("act", Activate),
         ("tail_act", Activate),
     ]

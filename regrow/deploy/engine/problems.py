@@ -21,7 +21,20 @@ def problem_of(step: ConvStep, lanes: int, threads: int = 1) -> Problem:
     rows, cols = region_of(step)
     nonzeros = int(torch.count_nonzero(node.weight))
     per_output = nonzeros / node.out.channels
-    return Problem(rows, cols, node.x.channels, node.kernel, step.stride, lanes, per_output, threads)
+    if step.band:
+        rows = step.band
+    return Problem(
+        rows,
+        cols,
+        node.x.channels,
+        node.kernel,
+        step.stride,
+        lanes,
+        per_output,
+        threads,
+        node.out.channels,
+        step.residual is not None,
+    )
 
 
 def conv_node(step: ConvStep) -> Conv:
@@ -37,8 +50,8 @@ def _out_planes(step: ConvStep) -> Planes:
 
 
 def region_of(step: ConvStep) -> tuple[int, int]:
-    """Rows and columns of the output's region; one long row if nothing tells the rows apart."""
+    """Rows and columns of the output's region; one long row if nothing tells the rows apart and they run at once."""
     node, grid = conv_node(step), _out_planes(step).grid
-    pointwise = node.kernel == (1, 1) and step.stride == (1, 1) and node.padding == (0, 0)
+    pointwise = not step.band and node.kernel == (1, 1) and step.stride == (1, 1) and node.padding == (0, 0)
     plain = all(b.planes is not None and not b.planes.halo for b in (*step.reads, *step.writes))
     return (1, grid.rows * grid.cols) if pointwise and plain else (grid.rows, grid.cols)

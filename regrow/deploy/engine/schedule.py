@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from regrow.deploy.engine.chains import chained
 from regrow.deploy.engine.graph import (
     Act,
     Activation,
@@ -47,7 +48,7 @@ def schedule(graph: Graph, lanes: int) -> Schedule:
     for node in graph.nodes:
         scheduler.add(node)
     scheduler.give(graph.output)
-    return Schedule(tuple(scheduler.steps), lanes)
+    return Schedule(chained(scheduler.steps, lanes), lanes)
 
 
 def window_halo(node: Conv | Pool) -> Halo:

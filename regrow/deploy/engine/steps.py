@@ -55,13 +55,19 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class ConvStep(Step):
-    """reads = (x,) or (x, residual)."""
+    """reads = (x,) or (x, residual).
+
+    With a `band`, it is computed so many rows at a time, together with the `followers` steps after it, or with the one
+    that it follows.
+    """
 
     x: Buffer
     out: Buffer | None
     residual: Buffer | None
     tail: Buffer | None
     stride: tuple[int, int]
+    band: int = 0
+    followers: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ struct job {
     int64_t arena_bytes, x_floats, y_floats; /* of one thread; of one image */
     const float *x;
     float *y;
-    double *seconds; /* for each operation the least time seen, or NULL */
+    double *seconds; /* where each operation's time is added, or NULL */
     int32_t count, images;
     int32_t divide; /* whether threads work on one image together, if there are too few for all */
     int32_t clock;  /* what `seconds` are measured by */
@@ -69,17 +69,31 @@ static void barrier(struct team *team)
     }
 }
 
+/* Like run_next, with a look at the clock after each operation. */
+static int time_next(struct team *team, const struct op *op, const struct frame *f, double *seconds, int clock)
+{
+    const struct chain c = chain_at(op, f);
+    for (int row = 0; row < c.rows; row += c.band) {
+        for (int i = 0; i < c.length; i++) {
+            const double start = now(clock);
+            run_band(op + i, f, &c, row);
+            if (f->parts > 1) barrier(team);
+            if (f->part == 0) seconds[i] += now(clock) - start;
+        }
+    }
+    return c.length;
+}
+
 static void run_image(struct team *team, const struct job *job, struct frame *f, int image)
 {
     f->x = job->x + image * job->x_floats;
     f->y = job->y + image * job->y_floats;
-    for (int i = 0; i < job->count; i++) {
-        const double start = job->seconds ? now(job->clock) : 0;
-        run_op(job->ops + i, f);
-        if (f->parts > 1) barrier(team);
-        if (job->seconds && f->part == 0) {
-            const double taken = now(job->clock) - start;
-            if (taken < job->seconds[i]) job->seconds[i] = taken;
+    for (int i = 0; i < job->count;) {
+        if (job->seconds) {
+            i += time_next(team, job->ops + i, f, job->seconds + i, job->clock);
+        } else {
+            i += run_next(job->ops + i, f);
+            if (f->parts > 1) barrier(team);
         }
     }
 }

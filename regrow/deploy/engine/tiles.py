@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, order=True)
@@ -85,6 +86,14 @@ class Problem:
     lanes: int
     nonzeros_per_output: float
     threads: int = 1
+    outputs: int = 1
+    residual: bool = False
+
+    @property
+    def family(self) -> Problem:
+        """The same for layers so much alike that what suits one suits the other."""
+        rounded = round(math.log(max(1.0, self.nonzeros_per_output), 1.25))
+        return replace(self, nonzeros_per_output=1.25**rounded)
 
     def footprint(self, tile: Tile) -> int:
         """Bytes of input that one tile reads."""

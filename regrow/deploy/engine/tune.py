@@ -71,14 +71,23 @@ def _read(path: Path, problems: Sequence[Problem]) -> Tuning | None:
 
 
 class _Tuner:
-    """Tries one tile for every convolution at a time, in the running network: there the caches are as they will be."""
+    """Tries one tile for every convolution at a time, in the running network: there the caches are as they will be.
+
+    Layers that are alike share what they learn: each tries another tile, and `seconds` (for each weight) are theirs
+    together.
+    """
 
     def __init__(
         self, plan: Schedule, library: Library, shapes: Shapes, problems: Sequence[Problem], threads: int
     ) -> None:
         self.plan, self.library, self.threads = plan, library, threads
-        self.offers = [candidates(problem)[:ROUNDS] for problem in problems]
-        self.seconds: list[dict[Tile, float]] = [{} for _ in problems]
+        families: dict[Problem, list[int]] = {}
+        for number, problem in enumerate(problems):
+            families.setdefault(problem.family, []).append(number)
+        self.families = list(families.values())
+        self.nonzeros = [max(1.0, problem.nonzeros_per_output) for problem in problems]
+        self.offers = [candidates(family)[: ROUNDS * len(members)] for family, members in families.items()]
+        self.seconds: list[dict[Tile, float]] = [{} for _ in self.families]
         self.walks: Walks = {}
         self.x = torch.randn(1, *shapes[0], generator=torch.Generator().manual_seed(0))
         self.y = torch.empty(1, *shapes[1])
@@ -93,7 +102,7 @@ class _Tuner:
         """Everything once, then the finalists again."""
         self.measure(self.offers)
         self.measure([sorted(taken, key=taken.__getitem__)[:FINALISTS] for taken in self.seconds])
-        tiles = tuple(min(taken, key=taken.__getitem__) for taken in self.seconds)
+        tiles = self.dealt([[min(taken, key=taken.__getitem__)] for taken in self.seconds], 0)
         return Tuning(tiles, self.threads == 1 or self.runner(tiles).divide or self.pays(tiles))
 
     def runner(self, tiles: Sequence[Tile], *, divide: bool | None = None) -> NativeRunner:
@@ -101,15 +110,26 @@ class _Tuner:
         return NativeRunner(self.library, plan, threads=self.threads, divide=divide, clock=self.clock)
 
     def measure(self, offers: list[list[Tile]]) -> None:
-        for turn in range(max((len(offer) for offer in offers), default=0)):
+        for turn in range(min(ROUNDS, max((len(offer) for offer in offers), default=0))):
             if self.now() > self.deadline and all(self.seconds):
                 return
-            tried = [offer[turn % len(offer)] for offer in offers]
+            tried = self.dealt(offers, turn)
             runner = self.runner(tried, divide=True)
             layers = runner.profile(self.x, self.y, self.repeats(runner)).layers
-            convolutions = (layer.seconds for layer in layers if layer.kind == "conv")
-            for tile, taken, seconds in zip(tried, self.seconds, convolutions, strict=True):
-                taken[tile] = min(taken.get(tile, seconds), seconds)
+            convolutions = [layer.seconds for layer in layers if layer.kind == "conv"]
+            for members, taken in zip(self.families, self.seconds, strict=True):
+                for number in members:
+                    seconds = convolutions[number] / self.nonzeros[number]
+                    taken[tried[number]] = min(taken.get(tried[number], seconds), seconds)
+
+    def dealt(self, offers: list[list[Tile]], turn: int) -> tuple[Tile, ...]:
+        """A tile for every convolution, the next ones of each family's offers."""
+        tiles = {
+            number: offer[(turn * len(members) + place) % len(offer)]
+            for members, offer in zip(self.families, offers, strict=True)
+            for place, number in enumerate(members)
+        }
+        return tuple(tiles[number] for number in range(len(self.nonzeros)))
 
     def pays(self, tiles: Sequence[Tile]) -> bool:
         """Whether an image is done sooner by all threads than by one."""

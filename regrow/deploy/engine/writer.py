@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from regrow.deploy.engine import native
+from regrow.deploy.engine.arena import buffer_bytes
 from regrow.deploy.engine.graph import Activation, Affine, Binary, Linear, Pool, macs, pool_weights
 from regrow.deploy.engine.layout import Planes, halo_tables
 from regrow.deploy.engine.operands import Operands
@@ -25,6 +26,9 @@ from regrow.deploy.engine.steps import (
 )
 from regrow.deploy.engine.tiles import Tile
 from regrow.deploy.engine.weights import ENTRIES, FARTHEST, Walk, non_zeros, stored_values, walk
+
+LARGE = 512 << 10
+"""Bytes from which the cells of an image are worth asking for in advance."""
 
 DENSE_FROM = 0.3
 """The density from which a linear layer is stored with its zeros: half the bytes, and no gathering."""
@@ -97,7 +101,7 @@ class Writer:
             entries=self.operands.constants.put(steps.entries),
             starts=self.operands.constants.put(steps.starts),
             bases=self.operands.constants.put(steps.bases * self.operands.vector),
-            order=self.operands.constants.put(steps.order),
+            order=self.operands.constants.put(np.pad(steps.order.reshape(-1), (0, tile.together), mode="edge")),
             parts=self.operands.constants.put(steps.parts),
             bias=self.operands.floats(node.bias),
             step=self.operands.steps(node.weight),
@@ -116,6 +120,9 @@ class Writer:
             stride_rows=step.stride[0],
             stride_cols=step.stride[1],
             share_channels=shares_channels,
+            followers=step.followers,
+            band=step.band,
+            prefetch=step.out is not None and buffer_bytes(step.out.whole, self.operands.lanes) > LARGE,
             act=_activate(node.activation),
             tail_act=_activate(tail.activation if tail is not None else Activation()),
         )
