@@ -56,3 +56,33 @@ def facts(rows: Rows) -> str:
         for row in parts["trained"]
     ]
     return " ".join(told)
+
+
+def machine(limits: Rows) -> str:
+    """Return what the processor can do at most."""
+    wide, narrow = (next(row for row in limits if row.get("lanes") == lanes) for lanes in (16, 8))
+    written = ", ".join(f"{wide[f'{level} write GB/s']:.0f}" for level in ("L1", "L2", "L3"))
+    return (
+        "**What the machine allows** (`python -m benchmarks.roofline`). With numbers in registers it does "
+        f"{wide['registers GMAC/s']:.0f} GMAC/s, and {wide['L1 GMAC/s']:.0f} with one operand from the first-level cache, "
+        f"which is what a weight that is not zero takes; with AVX2 {narrow['registers GMAC/s']:.0f} and "
+        f"{narrow['L1 GMAC/s']:.0f}. It writes {written} GB/s to the three levels of its cache. From that, the least "
+        "time for a network's arithmetic, and for reading and writing its activations once; they overlap only in part:"
+    )
+
+
+def floors(limits: Rows, rows: Rows) -> list[dict[str, str]]:
+    """Return the least time of each network beside the engine's."""
+    speeds = {(row["network"], row["sparsity"]): row for row in rows if row["part"] == "speed" and row["batch"] == 1}
+    return [
+        {
+            "network": row["network"],
+            "zeros": f"{row['sparsity']:.0%}",
+            "arithmetic, ms": f"{row['arithmetic ms']:.3g}",
+            "activations, ms": f"{row['activations ms']:.3g}",
+            "engine, ms": f"{speed['engine ms']:.3g}",
+            "aim, ms": f"{speed['best dense ms'] / speed['bar']:.3g}",
+        }
+        for row in limits
+        if row["part"] == "network" and (speed := speeds.get((row["network"], row["sparsity"])))
+    ]

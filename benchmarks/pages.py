@@ -163,7 +163,9 @@ def engine() -> str:
     """Return how fast the engine is, beside what it should reach."""
     result = json.loads((RESULTS / "engine.json").read_text(encoding="utf-8"))
     told = engine_page.facts(result["rows"])
-    return f"{engine_page.heading(result)}\n\n{markdown(engine_page.lines(result['rows']))}\n{told}\n"
+    speeds = f"{engine_page.heading(result)}\n\n{markdown(engine_page.lines(result['rows']))}\n{told}\n"
+    limits = _rows("roofline")
+    return f"{speeds}\n{engine_page.machine(limits)}\n\n{markdown(engine_page.floors(limits, result['rows']))}\n"
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
