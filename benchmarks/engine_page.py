@@ -64,7 +64,7 @@ def machine(limits: Rows) -> str:
     written = ", ".join(f"{wide[f'{level} write GB/s']:.0f}" for level in ("L1", "L2", "L3"))
     return (
         "**What the machine allows** (`python -m benchmarks.roofline`). With numbers in registers it does "
-        f"{wide['registers GMAC/s']:.0f} GMAC/s, and {wide['L1 GMAC/s']:.0f} with one operand from the first-level cache, "
+        f"{wide['registers GMAC/s']:.0f} GMAC/s, and {wide['L1 GMAC/s']:.0f} with one operand from the nearest cache, "
         f"which is what a weight that is not zero takes; with AVX2 {narrow['registers GMAC/s']:.0f} and "
         f"{narrow['L1 GMAC/s']:.0f}. It writes {written} GB/s to the three levels of its cache. From that, the least "
         "time for a network's arithmetic, and for reading and writing its activations once; they overlap only in part:"
