@@ -32,7 +32,7 @@ from regrow import FormatError, models
 from regrow.deploy import pack
 from regrow.deploy.sealed import seal
 
-CHECKSUM = 8
+START = 12
 SLOW = 10.0
 MEMORY = 1 << 30
 NUMBERS = (-1, 0, 1, 2, 3, 4, 7, 8, 9, 16, 127, 128, 255, 256, 2**16, 2**31 - 1, 2**32, 2**48, 2**63, 10**12, 10**40)
@@ -79,7 +79,7 @@ def original(data: bytes, state: dict[str, Tensor]) -> Original:
     outer = json.loads(data[8 : 8 + length])
     words = json.loads(outer["__metadata__"]["regrow"])[1:]
     coder = zlib.decompressobj(-15)
-    index = json.loads(coder.decompress(data[8 + length + CHECKSUM :]))
+    index = json.loads(coder.decompress(data[8 + length + START :]))
     return Original(data, words, index, coder.unused_data, state)
 
 

@@ -14,7 +14,10 @@ RUN_MODEL = "model.safetensors"
 
 
 PACKED = "regrow."
-"""How the names of the tensors in a packed file start, so that none is mistaken for a tensor of a model."""
+"""How the name of the tensor in a packed file starts, so that it is not mistaken for a tensor of a model."""
+
+MAGIC = b"grow"
+"""How the bytes of that tensor start, so that it is known even where its name is damaged."""
 
 
 class FormatError(ValueError):

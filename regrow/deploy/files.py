@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regrow.deploy.container import (
+    MAGIC,
     PACKED,
     FormatError,
     locate,
@@ -41,10 +42,14 @@ def load_model(path: str | Path) -> nn.Module | dict[str, Tensor]:
     path = locate(path)
     with opened(path, "torch") as file:
         stored = (file.metadata() or {}).get("architecture", "null")
-        if packed := [name for name in file.keys() if name.startswith(PACKED)]:  # noqa: SIM118
-            raise FormatError(f"{path} holds {packed[0]}: it is a packed file, or what is left of one.")
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
+    if packed := [name for name, tensor in state.items() if name.startswith(PACKED) or _starts_packed(tensor)]:
+        raise FormatError(f"{path} holds {packed[0]}: it is a packed file, or what is left of one.")
     return assemble(state, from_json(read_json(stored, path), path), path)
+
+
+def _starts_packed(tensor: Tensor) -> bool:
+    return tensor.dtype is torch.uint8 and tensor.dim() == 1 and bytes(tensor[: len(MAGIC)].tolist()) == MAGIC
 
 
 def contents(

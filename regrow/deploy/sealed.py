@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from regrow.deploy.container import PACKED, FormatError, opened, read_json, safetensors
+from regrow.deploy.container import MAGIC, PACKED, FormatError, opened, read_json, safetensors
 
 VERSION = 2
 
 _METADATA, _TENSOR = "regrow", f"{PACKED}packed"
 _CHECKSUM_BYTES = 8
+_START = len(MAGIC) + _CHECKSUM_BYTES
 
 
 def seal(words: Sequence[Any], data: bytes) -> bytes:
@@ -24,7 +25,7 @@ def seal(words: Sequence[Any], data: bytes) -> bytes:
     same file.
     """
     said = json.dumps([VERSION, *words], separators=(",", ":"))
-    plane = np.frombuffer(_checksum(said, data) + data, np.uint8)
+    plane = np.frombuffer(MAGIC + _checksum(said, data) + data, np.uint8)
     sealed: bytes = safetensors("numpy").save({_TENSOR: plane}, {_METADATA: said})
     return sealed
 
@@ -39,8 +40,8 @@ def unseal(path: Path) -> tuple[list[Any], bytes] | None:
         if list(file.keys()) != [_TENSOR] or file.get_slice(_TENSOR).get_dtype() != "U8":
             raise FormatError(f"{path} does not hold the byte tensor {_TENSOR} of a packed file, and only that.")
         data = file.get_tensor(_TENSOR).tobytes()
-    checksum, data = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
-    if checksum != _checksum(said, data):
+    start, data = data[:_START], data[_START:]
+    if start != MAGIC + _checksum(said, data):
         raise FormatError(f"{path} is damaged: its contents do not match its checksum.")
     return words, data
 

@@ -24,7 +24,7 @@ from regrow.deploy.sealed import seal
 from tests.deploy.sparse_models import pruned
 
 MEBIBYTE = 1 << 20
-CHECKSUM = 8
+START = 12
 
 
 @cache
@@ -48,7 +48,7 @@ def opened(data: bytes) -> tuple[list[Any], list[Any], bytes]:
     length = struct.unpack("<Q", data[:8])[0]
     outer = json.loads(data[8 : 8 + length])
     coder = zlib.decompressobj(-15)
-    index = json.loads(coder.decompress(data[8 + length + CHECKSUM :]))
+    index = json.loads(coder.decompress(data[8 + length + START :]))
     return json.loads(outer["__metadata__"]["regrow"])[1:], index, coder.unused_data
 
 
@@ -269,9 +269,10 @@ def test_words_that_do_not_fit_the_file_are_refused(words, message, tmp_path):
 
 def test_a_packed_file_without_its_header_is_not_taken_for_a_plain_one(tmp_path):
     path = tmp_path / "x.regrow"
-    path.write_bytes(packed().replace(b'"regrow":"[', b'"retrow":"['))
-
-    assert "it is a packed file, or what is left of one" in refusal(path)
+    damaged = packed().replace(b'"regrow":"[', b'"retrow":"[')
+    for data in (damaged, damaged.replace(b"regrow.packed", b"regrow_packed")):
+        path.write_bytes(data)
+        assert "it is a packed file, or what is left of one" in refusal(path)
 
 
 def test_a_tensor_named_twice_is_refused(tmp_path):
