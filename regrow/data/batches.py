@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
@@ -28,7 +29,7 @@ class Source(Protocol):
     def order(self, seed: int, epoch: int) -> Indices:
         """Return the order in which the epoch visits the images."""
 
-    def fetch(self, batches: Iterable[Indices], view: View | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def fetch(self, batches: Sequence[Indices], view: View | None) -> Generator[tuple[Tensor, Tensor]]:
         """Yield (uint8 images, labels) for each array of indices, augmented as `view` says."""
 
 
@@ -113,8 +114,13 @@ class Batches:
             raise ValueError(f"start must be in [0, {len(self)}], the number of batches in an epoch, got {start}")
         view = View(self.seed, epoch) if self.augment else None
         pairs = self.source.fetch(self._shares(epoch, start), view)
+        return self._normalised(pairs)
+
+    def _normalised(self, pairs: Generator[tuple[Tensor, Tensor]]) -> Generator[tuple[Tensor, Tensor]]:
         normalise = Normalise(self.source.info, dtype=self.dtype, channels_last=self.channels_last)
-        return ((normalise(images), labels) for images, labels in pairs)
+        with closing(pairs):
+            for images, labels in pairs:
+                yield normalise(images), labels
 
     def _shares(self, epoch: int, start: int) -> list[Indices]:
         """Return this process's indices in each batch from `start` on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,7 +65,7 @@ class ImageSet:
         """Return the order in which the epoch visits the images."""
         return permutation(seed, epoch, Stream.ORDER, len(self))
 
-    def fetch(self, batches: Iterable[Indices], view: View | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def fetch(self, batches: Sequence[Indices], view: View | None) -> Generator[tuple[Tensor, Tensor]]:
         """Yield (uint8 images, labels) for each array of indices, augmented as `view` says."""
         draws = None if view is None else words(view.seed, view.epoch, Stream.AUGMENT, len(self))
         for indices in batches:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,20 +73,39 @@ class ImageStream:
         places = np.argsort(permutation(seed, epoch, Stream.BLOCKS, int(self.reader.blocks[-1]) + 1))
         return np.lexsort((draws, places[self.reader.blocks[self.rows]] // WINDOW))
 
-    def fetch(self, batches: Iterable[Indices], view: View | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (uint8 images, labels) for each array of indices, augmented as `view` says."""
+    def fetch(self, batches: Sequence[Indices], view: View | None) -> Generator[tuple[Tensor, Tensor]]:
+        """Yield (uint8 images, labels) for each array of indices, augmented as `view` says.
+
+        The workers end with the generator: when it is exhausted, closed or dropped, or raises.
+        """
         loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
             _Samples(self, view),
             batch_sampler=batches,  # type: ignore[arg-type]
-            num_workers=self.workers,
+            # A worker without a batch would only be started and stopped.
+            num_workers=min(self.workers, len(batches)),
             pin_memory=self.device.startswith("cuda"),
             # Without a generator of its own, the loader would draw from the global one.
             generator=torch.Generator(),
         )
-        return (
-            (images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True))
-            for images, labels in loader
-        )
+        with _workers_of(loader) as pairs:
+            for images, labels in pairs:
+                yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+
+@contextmanager
+def _workers_of(loader: DataLoader[tuple[Tensor, Tensor]]) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
+    """Iterate over `loader`, and stop its processes at the end of the block rather than at some later time.
+
+    An error of a worker refers to the iterator through its traceback. The cyclic garbage collector would then stop the
+    workers, in any order with closing the pipes to them: a thread that still writes finds its pipe closed, or a pipe of
+    the next loader under the same number. Processes forked before that would even try to stop them as well.
+    """
+    iterator = iter(loader)
+    try:
+        yield iterator
+    finally:
+        # torch has no public way; an iterator without workers has nothing to stop.
+        getattr(iterator, "_shutdown_workers", lambda: None)()
 
 
 class _Samples(Dataset[tuple[Tensor, Tensor]]):

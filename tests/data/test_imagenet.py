@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
@@ -203,8 +204,27 @@ def test_an_image_that_cannot_be_decoded_is_named_even_by_a_worker(tmp_path, wor
     broken = tmp_path / "imagenet/train/n00000005/a.JPEG"
     broken.write_bytes(broken.read_bytes()[:100])
     train = load("imagenet", "train", root=tmp_path, workers=workers)
-    with pytest.raises(DataError, match=r"n00000005/a.JPEG: cannot be decoded \(.*\)\. Ask for access"):
+    with pytest.raises(DataError, match=r"n00000005/a.JPEG: cannot be decoded \(.*\)\. Ask for access") as caught:
         list(train.fetch([np.arange(10)], view=None))
+    # The traceback refers to the loader: had it been left to the garbage collector, its workers would live on.
+    assert caught.value
+    assert not active_children()
+
+
+def test_an_epoch_that_is_given_up_leaves_no_worker(folders):
+    batches = Batches(load("imagenet", root=folders, limit=24, workers=2), 4).epoch(0)
+    assert not active_children()
+    next(batches)
+    assert len(active_children()) == 2
+    batches.close()
+    assert not active_children()
+
+
+def test_no_worker_is_started_that_has_no_batch(folders):
+    pairs = load("imagenet", root=folders, limit=4, workers=2).fetch([np.arange(4)], view=None)
+    next(pairs)
+    assert len(active_children()) == 1
+    pairs.close()
 
 
 def test_a_row_that_cannot_be_decoded_is_named_by_its_place(tmp_path):
