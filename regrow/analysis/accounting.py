@@ -1,6 +1,6 @@
 """What a sparse model costs: parameters, non-zeros and multiply-accumulates, per layer and in total."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
@@ -207,7 +207,7 @@ def account(
     model = getattr(model, "_orig_mod", model)
     parameters = named_parameters(model)
     _check_masks(masks or {}, parameters)
-    uses = count_uses(model, parameters, _example(input_shape, parameters))
+    uses = _uses(model, parameters, input_shape)
     layers = tuple(
         _layer(name, parameter, masks, uses)
         for name, parameter in parameters.items()
@@ -236,11 +236,32 @@ def _layer(name: str, parameter: Tensor, masks: Mapping[str, Tensor] | None, use
     )
 
 
-def _example(input_shape: Sequence[int] | Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+def _uses(model: nn.Module, parameters: Mapping[str, Tensor], input_shape: Sequence[int] | Tensor) -> Uses:
     first = next(iter(parameters.values()), torch.empty(0))
     if isinstance(input_shape, Tensor):
-        return input_shape.to(first.device)
-    return torch.zeros(1, *input_shape, device=first.device, dtype=first.dtype)
+        return count_uses(model, parameters, input_shape.to(first.device))
+
+    def run(*shape: int) -> Uses:
+        return count_uses(model, parameters, torch.zeros(1, *shape, device=first.device, dtype=first.dtype))
+
+    try:
+        return run(*input_shape)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).partition("\n")[0]
+        shape = tuple(input_shape)
+        hint = f"; did you mean {shape[1:]}?" if _works(run, shape[1:]) else "."
+        raise ValueError(
+            f"the model does not run on an input of shape {shape} ({reason}). input_shape is the shape of one input,"
+            f" without the batch dimension{hint}"
+        ) from error
+
+
+def _works(run: Callable[..., object], shape: tuple[int, ...]) -> bool:
+    try:
+        run(*shape)
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return False
+    return True
 
 
 def _nonzeros(name: str, parameter: Tensor, masks: Mapping[str, Tensor] | None) -> int:

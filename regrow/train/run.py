@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+import warnings
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -77,6 +78,12 @@ def _settled(recipe: Recipe, folder: Path) -> Recipe:
         saved = Recipe.read(path)
         if saved.key() != recipe.key():
             raise FolderError(f"{folder} holds another run: {_differences(saved, recipe)}. Give another with --out.")
+        if saved.parallel != recipe.parallel:
+            warnings.warn(
+                f"{folder} goes on with --parallel {saved.parallel}, as it was started: {recipe.parallel} has no effect"
+                " here. For a run with it, give another folder with --out.",
+                stacklevel=2,
+            )
         return dataclasses.replace(recipe, threads=recipe.threads or saved.threads, parallel=saved.parallel)
     if foreign := sorted(entry.name for entry in folder.iterdir() if entry.name not in ("lock", "log.txt")):
         raise FolderError(f"{folder} is not a run but has files ({foreign[0]}, …). Give another folder with --out.")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from fractions import Fraction
 
 import pytest
@@ -220,7 +221,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 def test_a_model_that_cannot_run_on_the_input_is_left_as_it_was_too() -> None:
     model = build("resnet8")
-    with pytest.raises(RuntimeError, match="3 channels"):
+    with pytest.raises(ValueError, match="3 channels"):
         account(model, (1, 8, 8))
     assert model.training
     assert torch.backends.mkldnn.enabled
@@ -279,3 +280,18 @@ def test_the_table_has_a_line_per_layer_and_the_totals() -> None:
     assert total.split()[-2:] == [f"{counted.macs:,}", f"{counted.macs_kept:,}"]
     assert len({len(line) for line in lines[2:] if line.endswith(tuple("0123456789"))}) == 1
     assert "90.0 % of the 76,720 targeted weights" in lines[-2]
+
+
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ((1, 3, 32, 32), r"; did you mean \(3, 32, 32\)\?$"),
+        ((8, 3, 32, 32), r"; did you mean \(3, 32, 32\)\?$"),
+        ((1, 32, 32), r"batch dimension\.$"),
+    ],
+)
+def test_a_shape_that_the_model_does_not_run_on_is_named_with_what_would_be_right(shape, hint):
+    message = rf"does not run on an input of shape {re.escape(str(shape))} \(.*\)\. .* without the batch dimension"
+    with pytest.raises(ValueError, match=message) as refused:
+        account(build("resnet8"), shape)
+    assert re.search(hint, str(refused.value))

@@ -35,6 +35,24 @@ def train(
     return losses
 
 
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor], *, closure: bool, sign: int = 1
+) -> None:
+    """One step on `sign` times the loss, which the optimizer evaluates itself if it gets a closure."""
+
+    def evaluate() -> Tensor:
+        optimizer.zero_grad()
+        loss = sign * nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    if closure:
+        optimizer.step(evaluate)
+    else:
+        evaluate()
+        optimizer.step()
+
+
 def sgd(model_or_params, **options) -> torch.optim.SGD:
     params = model_or_params.parameters() if isinstance(model_or_params, nn.Module) else model_or_params
     return torch.optim.SGD(params, **({"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3} | options))

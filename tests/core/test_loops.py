@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import regrow
-from tests.core.nets import batches, sgd, small_cnn, train
+from tests.core.nets import batches, sgd, small_cnn, step, train
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
@@ -370,18 +370,7 @@ def test_decay_at_the_pruned_weights_equals_the_regulariser_as_part_of_the_loss(
     for group in plain.param_groups:
         group["weight_decay"] = 0.0
     for x, y in batches(10):
-
-        def closure(x=x, y=y):
-            optimizer.zero_grad()
-            loss = sign * nn.functional.cross_entropy(model(x), y)
-            loss.backward()
-            return loss
-
-        if closures:
-            optimizer.step(closure)
-        else:
-            closure()
-            optimizer.step()
+        step(model, optimizer, (x, y), closure=closures, sign=sign)
         plain.zero_grad()
         (sign * nn.functional.cross_entropy(other(x), y)).backward()
         for group, strength in zip(plain.param_groups, strengths, strict=True):

@@ -9,7 +9,7 @@ from torch import nn
 
 import regrow
 from regrow.host.layout import bits, in_memory_order
-from tests.core.nets import batches, sgd, small_cnn, train
+from tests.core.nets import batches, sgd, small_cnn, step, train
 
 
 def attached(**options):
@@ -139,18 +139,7 @@ def test_a_step_inside_a_step_acts_on_the_dense_weights_and_adds_decay_once(clos
     pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=100, decay="pruned")
     twin = regrow.DPF(plain, other, sparsity=0.5, every=100, decay="pruned")
     for batch in batches(4):
-
-        def closure(batch=batch):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-            loss.backward()
-            return loss
-
-        if closures:
-            optimizer.step(closure)
-        else:
-            closure()
-            optimizer.step()
+        step(model, optimizer, batch, closure=closures)
         train(plain, other, [batch])
         with twin.dense(), torch.no_grad():
             for p in plain.parameters():

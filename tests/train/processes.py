@@ -1,6 +1,7 @@
 """Real processes that train, started quickly: a fork server imports torch once."""
 
 import multiprocessing
+import subprocess
 import time
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def wait_for(path: Path, process, seconds: float = 60) -> None:
     while not path.exists() and process.is_alive():
         assert time.monotonic() < deadline, f"{path} did not appear within {seconds} s"
         time.sleep(0.005)
+
+
+def stop_at_first_checkpoint(command: list[str | Path], folder: Path) -> None:
+    """Run a command that trains in `folder`, stop it with SIGTERM, and check that it says how to go on."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not (folder / "checkpoint.pt").exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.terminate()
+    _, errors = process.communicate()
+    assert process.returncode == 143, errors
+    assert f"all saved. Go on with: regrow train --resume {folder}" in errors
 
 
 def outcome(folder: Path) -> tuple[bytes, list, dict]:

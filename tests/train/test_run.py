@@ -116,6 +116,12 @@ def test_another_recipe_in_the_same_folder_is_refused_with_the_difference(tmp_pa
         run(QUICK.changed(lr=0.2), tmp_path / "run")
 
 
+def test_a_run_goes_on_as_parallel_as_it_was_started_and_says_so(tmp_path):
+    result = run(QUICK, tmp_path)
+    with pytest.warns(UserWarning, match=r"goes on with --parallel ddp, as it was started: fsdp has no effect.*--out"):
+        assert run(QUICK.changed(parallel="fsdp"), tmp_path) == result
+
+
 def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(FolderError, match=r"not a run but has files \(thesis.tex"):

@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from regrow.train.folder import read_result
 from regrow.train.lock import locked
 from regrow.train.loop import DivergedError
 from regrow.train.run import run
-from tests.train.processes import RECIPE, outcome, start, train, wait_for
+from tests.train.processes import RECIPE, outcome, start, stop_at_first_checkpoint, train, wait_for
 from tests.train.test_run import METHODS
 
 
@@ -81,13 +80,7 @@ def test_a_signal_saves_what_was_done_and_the_run_goes_on_from_there(tmp_path, u
 def test_the_command_says_how_to_go_on_and_does_so(tmp_path):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "regrow", "train", "digits", "--epochs", "400", "--threads", "1", "--out", folder]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    while not (folder / "checkpoint.pt").exists() and process.poll() is None:
-        time.sleep(0.02)
-    process.terminate()
-    _, errors = process.communicate()
-    assert process.returncode == 143, errors
-    assert f"all saved. Go on with: regrow train --resume {folder}" in errors
+    stop_at_first_checkpoint(command, folder)
     before = checkpoint.load(folder / "checkpoint.pt")["trainer"]["step"]
     again = subprocess.Popen([*command[:4], "--resume", folder], stdout=subprocess.PIPE, text=True)
     going_on = next((line for line in again.stdout if line.startswith("going on")), "")

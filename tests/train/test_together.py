@@ -18,7 +18,7 @@ from regrow.train.metrics import read_metrics
 from regrow.train.run import run
 from regrow.train.signals import StoppedError
 from regrow.train.world import joined
-from tests.train.processes import RECIPE, outcome, train, wait_for
+from tests.train.processes import RECIPE, outcome, stop_at_first_checkpoint, train, wait_for
 from tests.train.test_run import METHODS
 from tests.train.together import run_together, start_together
 
@@ -166,13 +166,7 @@ def test_a_process_killed_at_a_random_moment_is_replaced_and_the_result_is_that_
 def test_nproc_starts_the_processes_and_passes_a_signal_on(tmp_path):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "regrow", "train", *LONGER, "--nproc", "2", "--out", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not (folder / "checkpoint.pt").exists() and process.poll() is None:
-        time.sleep(0.02)
-    process.terminate()
-    _, errors = process.communicate()
-    assert process.returncode == 143, errors
-    assert f"all saved. Go on with: regrow train --resume {folder}" in errors
+    stop_at_first_checkpoint(command, folder)
     again = subprocess.run([*command[:4], "--resume", folder, "--nproc", "2"], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert "going on after" in again.stdout
