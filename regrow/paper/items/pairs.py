@@ -108,6 +108,18 @@ def settled(scale: Scale) -> list[Pair]:
     return pairs
 
 
+def every_step(scale: Scale) -> list[Pair]:
+    """Beyond the paper: a new mask at every step against every 16 steps, and against Incremental with either period."""
+    often = (("every", 1),)
+    ours, rival = Column("dpf", fields=often), Column("incremental", fields=often, name="Incremental, every=1")
+    return [
+        Pair(f"DPF, every=1, {percent(sparsity)}", ours.cell(scale, at), other.title, other.cell(scale, at))
+        for sparsity in (0.9, 0.95)
+        for at in [place(scale, sparsity)]
+        for other in (Column("dpf"), Column("incremental"), rival)
+    ]
+
+
 def settled_filters(scale: Scale) -> list[Pair]:
     """Beyond the paper: on whole filters, DPF with bounded gradients against plain DPF and both kinds of SFP."""
     remedy = Column("dpf", unit="filter", fields=(("options", ("stabilise=true",)),))
