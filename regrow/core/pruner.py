@@ -169,6 +169,8 @@ class BasePruner:
         self.restore()
         self._weights.forget()
         self._frozen = True
+        if self.memory is Memory.SOFT:
+            self._hide()  # until now the model held weights that had grown where the mask has none
 
     def detach(self) -> None:
         """Let go of the optimizer; the model stays as it is, pruned."""

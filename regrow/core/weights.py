@@ -132,7 +132,8 @@ class Weight:
 
     def save(self) -> dict[str, Any]:
         """Return what a resumed run needs: the mask in bits, and the error e where it is not zero."""
-        kept = {} if self.dense is None else {"error": self.error[~self.mask].cpu()}
+        source = self.source  # ŵ is zero where it is pruned, so e = −w there, also while the parameter holds w
+        kept = {} if self.dense is None else {"error": -source[~self.mask.to(source.device)].cpu()}
         return {"masks": pack(self.mask), "shapes": list(self.target.param.shape), **kept}
 
     def saved_mask(self, saved: Tensor) -> Tensor:

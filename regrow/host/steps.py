@@ -1,4 +1,4 @@
-"""A guest of an optimizer's steps: called before and after each that counts, and around the closures it evaluates."""
+"""A guest of an optimizer's steps: called before and after each, told which ones count, and around its closures."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from regrow.choices.units import check_rows
 from regrow.core.schedule import Schedule
+from regrow.core.weights import Weight
 from regrow.host.shards import Shards
 from regrow.host.targets import Target
 from regrow.methods.options import Options, check_share, needed
@@ -53,8 +54,12 @@ class Steady(Pruner, ABC):
             steps = needed(self, total, "total", "the optimizer steps of the whole training, to know its last ones")
             self._rest = round(steps * (1 - settle))
         super().__init__(model, optimizer, **options)
-        if stabilise:
-            check_rows(self.targets.values(), "stabilise=True")
+
+    def hold(self, target: Target) -> Weight:
+        """Return what keeps ŵ and w; filters whose gradient cannot be bounded are refused before anything changes."""
+        if self.stabilise and target.name in self.targets:
+            check_rows([target], "stabilise=True")
+        return super().hold(target)
 
     @abstractmethod
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:

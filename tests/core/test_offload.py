@@ -71,3 +71,13 @@ def test_frozen_weights_are_dropped():
     train(model, optimizer, batches(6))
     assert torch.equal(pruner.weights["0.weight"], model[0].weight)
     assert bool((model[0].weight[~pruner.masks["0.weight"]] == 0).all())
+
+
+def test_a_state_saved_while_the_model_is_dense_is_the_same():
+    model = small_cnn()
+    optimizer, pruner = attached(model, offload=True)
+    train(model, optimizer, batches(10))
+    before = pruner.state_dict()["error"]
+    with pruner.dense():
+        inside = pruner.state_dict()["error"]
+    assert all(torch.equal(before[name], inside[name]) and before[name].any() for name in before)

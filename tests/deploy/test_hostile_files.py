@@ -164,6 +164,14 @@ def test_a_few_bytes_that_promise_a_terabyte_are_refused_before_memory_is_taken(
     assert "its tensors would take 4,000,000,000,000 bytes" in refusal(path)
 
 
+def test_an_empty_tensor_of_impossible_sizes_is_refused(tmp_path):
+    path = tmp_path / "x.regrow"
+    index = [[["w", "int64", [0, 2**47, 2**47]]], [0], [0], [0], [0]]
+    write(path, ["fp32"], index, deflated(b"") + deflated(b""))
+
+    assert "no tensor has the shape" in refusal(path)
+
+
 def test_the_bound_on_memory_can_be_chosen(tmp_path):
     pack.save({"w": torch.zeros(1000, 1000)}, tmp_path / "x.regrow")
 

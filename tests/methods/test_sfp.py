@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regrow
+from tests.core.nets import batches, sgd, small_cnn, train
 from tests.methods.networks import Training, steps, trainings
 
 TRAINING = Training(convs=(5, 6), hidden=(7,), momentum=0.9, decay=0.001, seed=3)
@@ -51,3 +52,14 @@ def test_the_period_must_be_given():
     model = TRAINING.model()
     with pytest.raises(ValueError, match=r"SFP needs every=.*len\(loader\)"):
         regrow.SFP(model, TRAINING.optimizer(model), sparsity=0.3)
+
+
+def test_a_frozen_model_is_pruned_at_once():
+    model = small_cnn()
+    optimizer = sgd(model)
+    pruner = regrow.SFP(model, optimizer, sparsity=0.5, every=4)
+    train(model, optimizer, batches(6))  # two steps after the last zeroing
+    weights = dict(model.named_parameters())
+    assert any(weights[name][~mask].any() for name, mask in pruner.masks.items())
+    pruner.freeze()
+    assert not any(weights[name][~mask].any() for name, mask in pruner.masks.items())

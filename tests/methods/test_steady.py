@@ -69,3 +69,18 @@ def test_settling_needs_to_know_when_training_ends():
         regrow.DPF(model, sgd(model), sparsity=0.8, settle=0.1)
     with pytest.raises(ValueError, match=r"settle must be a share in \[0, 1\], got 10"):
         regrow.DPF(model, sgd(model), sparsity=0.8, settle=10, total=100)
+
+
+def test_what_cannot_be_stabilised_is_refused_before_anything_changes(monkeypatch):
+    model = nn.Sequential(nn.ConvTranspose2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 2))
+    before = [weight.clone() for weight in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def refuse(targets, option):
+        raise ValueError(option)
+
+    monkeypatch.setattr("regrow.methods.steady.check_rows", refuse)
+    with pytest.raises(ValueError, match="stabilise"):
+        regrow.DPF(model, optimizer, sparsity=0.5, stabilise=True)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    regrow.DPF(model, optimizer, sparsity=0.5)  # nothing holds the weights

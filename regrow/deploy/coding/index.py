@@ -24,6 +24,7 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*EXACT, *_OTHER
 
 _MOST_DIMENSIONS = 32
 _LARGEST_DIMENSION = 1 << 48
+_LARGEST_TENSOR = 1 << 60  # also one of no elements: torch multiplies its sizes
 
 
 @dataclass(frozen=True)
@@ -140,4 +141,6 @@ def _spec(row: object) -> Spec:
         raise ValueError(f"{name!r}: its shape is not a list of at most {_MOST_DIMENSIONS} sizes")
     if not all(type(size) is int and 0 <= size < _LARGEST_DIMENSION for size in shape):
         raise ValueError(f"{name!r}: its shape holds something that is not a size")
+    if prod(max(size, 1) for size in shape) >= _LARGEST_TENSOR:
+        raise ValueError(f"{name!r}: no tensor has the shape {shortened(shape)}")
     return Spec(name, DTYPES[dtype], tuple(shape))
