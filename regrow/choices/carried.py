@@ -24,7 +24,7 @@ class Carried(Weight):
         super().__init__(target, memory)
 
     def room(self) -> Tensor:
-        """Return a tensor on the device and in the memory format that the dense weights are to have."""
+        """Return the present values, on the device and in the memory format that the dense weights are to have."""
         return self.pruned.cpu() if self._offload else self.pruned
 
     @property

@@ -56,7 +56,7 @@ class Weight:
         self.mark()
 
     def room(self) -> Tensor:
-        """Return a tensor on the device and in the memory format that the dense weights are to have."""
+        """Return the present values, on the device and in the memory format that the dense weights are to have."""
         return self.pruned
 
     @property

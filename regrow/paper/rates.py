@@ -1,7 +1,7 @@
 """Learning rates that are known, by scale, network and method; what is not known is tuned (`regrow.paper.tuning`).
 
-`learning-rates.csv` holds the paper's own choices for DPF (Appendix A.2) and, for the cpu scale, what was chosen on
-held-out training images; `results/tuning.json` has every candidate.
+`learning-rates.csv` holds the paper's own choices for DPF (Appendix A.2) and, for the scales cpu and digits, what was
+chosen on held-out training images; `results/tuning/choices.json` has every candidate.
 """
 
 from __future__ import annotations
