@@ -41,8 +41,6 @@ typedef ivec icell __attribute__((may_alias));
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
-/* Keeps an address in one register: compilers like to re-add its parts in the innermost loop. */
-#define OPAQUE(p) __asm__("" : "+r"(p))
 
 /* ------------------------------------------------------------------------------------------------ the plan */
 
@@ -112,21 +110,22 @@ struct gather {
     float fill;
 };
 
-/* Fills the halo: what the neighbour at one side holds moves from cell to cell and, in the vector, from lane to lane;
- * lanes whose neighbour is outside the image get the padding's zero. */
-struct neighbour {
+/* The neighbours' lanes, if regions lie in two rows of four. */
+enum shift { ANY_SHIFT, ABOVE, BELOW, LEFT, RIGHT };
+
+/* A row or a column of the halo: what the neighbour there holds moves from cell to cell and, in the vector, from lane
+ * to lane; lanes whose neighbour is outside the image get the padding's zero. */
+struct side {
+    int32_t to, from, step, cells; /* bytes in the plane; from cell to cell; how many */
+    int32_t shift, unused[11];
     ivec lanes, mask;
 };
 
-struct move {
-    int32_t to, from, neighbour; /* bytes in the plane, bytes in the table of neighbours */
-};
-
+/* Fills the halo. Rows come first: the corners are then in the halo of the neighbours at the left and right. */
 struct halo {
     struct planes image;
-    int64_t neighbours; /* struct neighbour, for each of up to eight */
-    int64_t moves;      /* struct move, for each cell of the halo */
-    int32_t channels, cells;
+    int64_t sides; /* struct side */
+    int32_t channels, count;
 };
 
 struct pool {
@@ -278,7 +277,7 @@ static __attribute__((noinline)) void activate(vec *v, int n, const struct activ
 /* ------------------------------------------------------------------------------------------------ convolution */
 
 /* Sums that fit in the registers beside a weight and the odd temporary. */
-#define MAX_SUMS 16
+#define MAX_SUMS (LANES == 16 ? 16 : 12)
 
 #if WEIGHT_BITS == 16
 /* Half to single precision: shift the bits into place, and let a product correct the exponent. */
@@ -316,25 +315,45 @@ struct tile {
     const struct conv *op;
     const char *constants, *in, *residual, *mask;
     char *out, *tail, *scratch;
+    vec *spare; /* for sums that have to leave the registers */
     int first_block, last_block;
+    int usual; /* no mask, and no activation but ReLU */
 };
 
 #define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
 #define CELL(p, i, row) ((p) + (i) / across * (int64_t)(row) + (i) % across * VECTOR)
 
-INLINE void start_sums(vec *sums, const struct tile *t, const int32_t *channels, const int together, const int n)
+/* Bias and residual come first: they are on their way while the group before is still being finished. All residuals of
+ * a group are read before anything is written: one that is filled up with a channel it has already gives the same
+ * result twice. */
+INLINE void start_sums(vec *sums, const struct tile *t, const struct conv *op, const int32_t *channels,
+                       const int together, const int down, const int across)
 {
-    if (t->first_block) {
-        const float *bias = (const float *)(t->constants + t->op->bias);
-        EACH(m, together) {
-            const vec b = splat(WEIGHT_BITS == 8 ? 0 : bias[channels[m]]);
-            EACH(i, n) sums[m * n + i] = b;
-        }
-    } else {
-        EACH(m, together) {
-            const char *partial = t->scratch + (int64_t)channels[m] * n * VECTOR;
-            EACH(i, n) sums[m * n + i] = load(partial + i * VECTOR);
-        }
+    const int n = down * across;
+    const float *bias = (const float *)(t->constants + op->bias);
+    const int64_t pitch = op->residual.pitch, row = op->residual.row;
+    EACH(m, together) {
+        const vec b = splat(WEIGHT_BITS == 8 ? 0 : bias[channels[m]]);
+        EACH(i, n) sums[m * n + i] = b;
+    }
+    if (op->residual.at == ABSENT || WEIGHT_BITS == 8) return; /* 8-bit sums have to be scaled first */
+    EACH(m, together) {
+        const char *residual = t->residual + channels[m] * pitch;
+        EACH(i, n) sums[m * n + i] += load(CELL(residual, i, row));
+    }
+}
+
+INLINE void load_partial(vec *sums, const char *scratch, const int32_t *channels, const int together, const int n)
+{
+    EACH(m, together) {
+        EACH(i, n) sums[m * n + i] = load(scratch + ((int64_t)channels[m] * n + i) * VECTOR);
+    }
+}
+
+INLINE void store_partial(const vec *sums, char *scratch, const int32_t *channels, const int together, const int n)
+{
+    EACH(m, together) {
+        EACH(i, n) store(scratch + ((int64_t)channels[m] * n + i) * VECTOR, sums[m * n + i]);
     }
 }
 
@@ -350,18 +369,6 @@ INLINE void walk(vec *sums, const struct entry *e, const struct entry *end, cons
                 EACH(c, across) sums[(m * down + r) * across + c] += weight * load(pixel + c * stride * VECTOR);
             }
         }
-    }
-}
-
-INLINE void activate_sums(vec *sums, const int n, const struct activate *act)
-{
-    if (act->kind == RELU) {
-        EACH(i, n) sums[i] = relu(sums[i]);
-    } else if (act->kind != NONE) {
-        vec t[MAX_SUMS]; /* a copy: sums whose address escapes would live in memory on every path */
-        EACH(i, n) t[i] = sums[i];
-        activate(t, n, act);
-        EACH(i, n) sums[i] = t[i];
     }
 }
 
@@ -384,35 +391,52 @@ INLINE void store_sums(const vec *sums, char *to, const struct planes *planes, c
     }
 }
 
-/* The last step, with the sums still in registers. All residuals are read before anything is written: a group that is
- * filled up with a channel it has already gives the same result twice. */
-INLINE void finish(vec *sums, const struct tile *t, const int32_t *channels, const int together, const int down,
-                   const int across)
+/* The last step, with the sums still in registers, as most layers need it. */
+INLINE void finish(vec *sums, const struct tile *t, const struct conv *op, const int32_t *channels, const int together,
+                   const int down, const int across)
 {
-    const struct conv *op = t->op;
     const int n = down * across;
-#if WEIGHT_BITS == 8
-    const float *steps = (const float *)(t->constants + op->step), *bias = (const float *)(t->constants + op->bias);
-    EACH(m, together) {
-        EACH(i, n) sums[m * n + i] = sums[m * n + i] * steps[channels[m]] + bias[channels[m]];
+    if (op->act.kind == RELU) {
+        EACH(i, together * n) sums[i] = relu(sums[i]);
     }
-#endif
-    if (op->residual.at != ABSENT) {
-        const int64_t pitch = op->residual.pitch, row = op->residual.row;
-        EACH(m, together) {
-            const char *residual = t->residual + channels[m] * pitch;
-            EACH(i, n) sums[m * n + i] += load(CELL(residual, i, row));
-        }
-    }
-    activate_sums(sums, together * n, &op->act);
-    mask_sums(sums, t, together, down, across);
     if (op->out.at != ABSENT) store_sums(sums, t->out, &op->out, channels, together, down, across);
     if (op->tail.at != ABSENT) {
         const float *scale = (const float *)(t->constants + op->scale), *shift = (const float *)(t->constants + op->shift);
         EACH(m, together) {
             EACH(i, n) sums[m * n + i] = sums[m * n + i] * scale[channels[m]] + shift[channels[m]];
         }
-        activate_sums(sums, together * n, &op->tail_act);
+        if (op->tail_act.kind == RELU) {
+            EACH(i, together * n) sums[i] = relu(sums[i]);
+        }
+        store_sums(sums, t->tail, &op->tail, channels, together, down, across);
+    }
+}
+
+/* The last step of any layer, on sums in memory. */
+static __attribute__((noinline)) void finish_any(const struct tile *t, const int32_t *channels, int together, int down,
+                                                 int across)
+{
+    const struct conv *op = t->op;
+    const int n = down * across;
+    vec *sums = t->spare;
+#if WEIGHT_BITS == 8
+    const float *steps = (const float *)(t->constants + op->step), *bias = (const float *)(t->constants + op->bias);
+    for (int m = 0; m < together; m++) {
+        const char *residual = t->residual + channels[m] * (int64_t)op->residual.pitch;
+        for (int i = 0; i < n; i++) {
+            sums[m * n + i] = sums[m * n + i] * steps[channels[m]] + bias[channels[m]];
+            if (op->residual.at != ABSENT) sums[m * n + i] += load(CELL(residual, i, op->residual.row));
+        }
+    }
+#endif
+    activate(sums, together * n, &op->act);
+    mask_sums(sums, t, together, down, across);
+    if (op->out.at != ABSENT) store_sums(sums, t->out, &op->out, channels, together, down, across);
+    if (op->tail.at != ABSENT) {
+        const float *scale = (const float *)(t->constants + op->scale), *shift = (const float *)(t->constants + op->shift);
+        for (int m = 0; m < together; m++)
+            for (int i = 0; i < n; i++) sums[m * n + i] = sums[m * n + i] * scale[channels[m]] + shift[channels[m]];
+        activate(sums, together * n, &op->tail_act);
         mask_sums(sums, t, together, down, across);
         store_sums(sums, t->tail, &op->tail, channels, together, down, across);
     }
@@ -429,60 +453,13 @@ INLINE void prefetch_cells(const struct tile *t, const int32_t *channels, const 
     }
 }
 
-/* The heart of the engine: `together` output channels of a tile of `down` x `across` vectors, all sums in registers.
- *
- * Several channels together give a small tile enough independent sums to hide the latency of a multiply-add; their
- * weights are interleaved, and channels of like weight count are put together.
- */
-INLINE void conv_group(const struct tile *t, const struct entry *e, const struct entry *end, const int32_t *channels,
-                       const int together, const int down, const int across, const int stride)
-{
-    const int n = down * across;
-    vec sums[MAX_SUMS];
-    start_sums(sums, t, channels, together, n);
-    if (t->op->prefetch && t->last_block) prefetch_cells(t, channels + together, together, down, across);
-    walk(sums, e, end, t->in, (intptr_t)t->op->stride_rows * t->op->in.row, together, down, across, stride);
-    OPAQUE(t); /* what is needed from here on is read again: in the loop every register counts */
-    OPAQUE(channels);
-    if (t->last_block) {
-        finish(sums, t, channels, together, down, across);
-    } else {
-        EACH(m, together) {
-            char *partial = t->scratch + (int64_t)channels[m] * n * VECTOR;
-            EACH(i, n) store(partial + i * VECTOR, sums[m * n + i]);
-        }
-    }
-}
-
-/* TILES lists the tiles that exist, T(together, down, across, stride); whoever includes this file defines it. */
-typedef void group_function(const struct tile *, const struct entry *, const struct entry *, const int32_t *);
-
-#define DEFINE(together, down, across, stride) \
-    static void conv_##together##_##down##_##across##_##stride(const struct tile *t, const struct entry *e, \
-                                                               const struct entry *end, const int32_t *channels) \
-    { \
-        conv_group(t, e, end, channels, together, down, across, stride); \
-    }
-TILES(DEFINE)
-
-#define KEY(together, down, across, stride) ((((together) * 32 + (down)) * 32 + (across)) * 4 + (stride))
-#define CASE(together, down, across, stride) \
-    case KEY(together, down, across, stride): return conv_##together##_##down##_##across##_##stride;
-
-static group_function *find_function(int together, int down, int across, int stride)
-{
-    if (across == 1) stride = 1; /* a single column has no neighbour to be a stride away from */
-    switch (KEY(together, down, across, stride)) { TILES(CASE) }
-    return NULL;
-}
-
 /* A rectangle of tiles of the output, numbered row by row, of which `first` to `last` are to be computed. */
 struct area {
     int row, col, down, across, tiles_across, first, last;
     int first_group, last_group;
 };
 
-static struct tile tile_at(const struct conv *op, const struct frame *f, int row, int col)
+INLINE struct tile tile_at(const struct conv *op, const struct frame *f, int row, int col)
 {
     const int64_t x = (int64_t)col * VECTOR;
     const int64_t scratch_size = (int64_t)op->channels * op->down * op->across * VECTOR;
@@ -496,28 +473,133 @@ static struct tile tile_at(const struct conv *op, const struct frame *f, int row
     return t;
 }
 
+/* The heart of the engine: `together` output channels of a tile of `down` x `across` vectors, all sums in registers.
+ *
+ * Several channels together give a small tile enough independent sums to hide the latency of a multiply-add; their
+ * weights are interleaved, and channels of like weight count are put together. In a very sparse layer a group takes a
+ * few dozen multiply-adds, and every instruction around them counts: operands are copied to where no result that is
+ * stored can alias them, and most layers have a loop of their own that asks no more than it must.
+ */
+INLINE void conv_plain(const struct conv *given, const struct frame *f, const struct area *a, const int together,
+                       const int down, const int across, const int stride)
+{
+    const struct conv op = *given;
+    const struct entry *entries = (const struct entry *)(f->constants + op.entries);
+    const int32_t *starts = (const int32_t *)(f->constants + op.starts) + a->first_group;
+    const int32_t *order = (const int32_t *)(f->constants + op.order) + a->first_group * together;
+    const int32_t *last = starts + (a->last_group - a->first_group);
+    int row = a->first / a->tiles_across, col = a->first % a->tiles_across;
+    for (int left = a->last - a->first; left > 0; left--) {
+        const struct tile t = tile_at(&op, f, a->row + row * down, a->col + col * across);
+        const struct entry *e = entries + (int64_t)starts[0] * together;
+        const int32_t *channels = order;
+        for (const int32_t *start = starts; start != last; channels += together) {
+            const struct entry *end = entries + (int64_t)*++start * together;
+            vec sums[MAX_SUMS];
+            start_sums(sums, &t, &op, channels, together, down, across);
+            walk(sums, e, end, t.in, (intptr_t)op.stride_rows * op.in.row, together, down, across, stride);
+            finish(sums, &t, &op, channels, together, down, across);
+            e = end;
+        }
+        if (++col == a->tiles_across) col = 0, row++;
+    }
+}
+
+/* The same for a single tile and a block of input channels of any layer, with partial sums in between blocks. */
+INLINE void conv_groups(const struct tile *given, const struct entry *entries, const int32_t *starts,
+                        const int32_t *channels, int groups, const int together, const int down, const int across,
+                        const int stride)
+{
+    const struct tile t = *given;
+    const struct conv op = *t.op;
+    const int n = down * across;
+    const struct entry *e = entries + (int64_t)starts[0] * together;
+    for (const int32_t *last = starts + groups; starts != last; channels += together) {
+        const struct entry *end = entries + (int64_t)*++starts * together;
+        vec sums[MAX_SUMS];
+        if (t.first_block)
+            start_sums(sums, &t, &op, channels, together, down, across);
+        else
+            load_partial(sums, t.scratch, channels, together, n);
+        if (op.prefetch && t.last_block) prefetch_cells(&t, channels + together, together, down, across);
+        walk(sums, e, end, t.in, (intptr_t)op.stride_rows * op.in.row, together, down, across, stride);
+        if (!t.last_block) {
+            store_partial(sums, t.scratch, channels, together, n);
+        } else if (t.usual) {
+            finish(sums, &t, &op, channels, together, down, across);
+        } else {
+            EACH(i, together * n) t.spare[i] = sums[i];
+            finish_any(given, channels, together, down, across);
+        }
+        e = end;
+    }
+}
+
+/* TILES lists the tiles that exist, T(together, down, across, stride); whoever includes this file defines it. */
+typedef void plain_function(const struct conv *, const struct frame *, const struct area *);
+typedef void groups_function(const struct tile *, const struct entry *, const int32_t *, const int32_t *, int);
+
+struct kernel {
+    plain_function *plain;
+    groups_function *groups;
+};
+
+#define DEFINE(together, down, across, stride) \
+    static void plain_##together##_##down##_##across##_##stride(const struct conv *op, const struct frame *f, \
+                                                                const struct area *a) \
+    { \
+        if (together * down * across <= MAX_SUMS) conv_plain(op, f, a, together, down, across, stride); \
+    } \
+    static void groups_##together##_##down##_##across##_##stride(const struct tile *t, const struct entry *entries, \
+                                                                 const int32_t *starts, const int32_t *channels, \
+                                                                 int groups) \
+    { \
+        if (together * down * across <= MAX_SUMS) \
+            conv_groups(t, entries, starts, channels, groups, together, down, across, stride); \
+    }
+TILES(DEFINE)
+
+#define KEY(together, down, across, stride) ((((together) * 32 + (down)) * 32 + (across)) * 4 + (stride))
+#define CASE(together, down, across, stride) \
+    case KEY(together, down, across, stride): \
+        return (struct kernel){plain_##together##_##down##_##across##_##stride, \
+                               groups_##together##_##down##_##across##_##stride};
+
+static struct kernel find_kernel(int together, int down, int across, int stride)
+{
+    if (across == 1) stride = 1; /* a single column has no neighbour to be a stride away from */
+    switch (KEY(together, down, across, stride)) { TILES(CASE) }
+    return (struct kernel){NULL, NULL};
+}
+
 /* The tile is the outer loop, so that its pixels stay in the first-level cache while the weights stream by. If all
  * input channels of a tile are too much for that cache they are walked in blocks, with partial sums in between. */
 static void conv_area(const struct conv *op, const struct frame *f, const struct area *a)
 {
     const struct entry *entries = (const struct entry *)(f->constants + op->entries);
     const int32_t *bases = (const int32_t *)(f->constants + op->bases);
-    const int together = op->together;
-    group_function *compute = find_function(together, a->down, a->across, op->stride_cols);
+    const int together = op->together, groups = a->last_group - a->first_group;
+    const struct kernel kernel = find_kernel(together, a->down, a->across, op->stride_cols);
+    const int usual = WEIGHT_BITS != 8 && op->act.kind <= RELU && op->tail_act.kind <= RELU && op->mask == ABSENT;
+    vec spare[MAX_SUMS];
 
+    if (usual && op->blocks == 1 && !op->prefetch) {
+        kernel.plain(op, f, a);
+        return;
+    }
     for (int number = a->first; number < a->last; number++) {
         const int row = a->row + number / a->tiles_across * a->down, col = a->col + number % a->tiles_across * a->across;
         struct tile t = tile_at(op, f, row, col);
         const char *corner = t.in;
+        t.spare = spare;
+        t.usual = usual;
         for (int block = 0; block < op->blocks; block++) {
             const int32_t *starts = (const int32_t *)(f->constants + op->starts) + block * op->groups;
             const int32_t *order = (const int32_t *)(f->constants + op->order) + block * op->groups * together;
             t.in = corner + bases[block];
             t.first_block = block == 0;
             t.last_block = block + 1 == op->blocks;
-            for (int group = a->first_group; group < a->last_group; group++)
-                compute(&t, entries + (int64_t)starts[group] * together, entries + (int64_t)starts[group + 1] * together,
-                        order + group * together);
+            kernel.groups(&t, entries, starts + a->first_group, order + a->first_group * together, groups);
         }
     }
 }
@@ -587,30 +669,58 @@ static void run_gather(const struct gather *op, const struct frame *f)
     }
 }
 
-/* Moves a cell of `count` channels; four at a time, because the loop would take longer than the moving. */
-INLINE void fill(char *from, char *to, int64_t pitch, int count, const struct neighbour *n)
+/* What lanes get from the neighbour at a side; with regions in rows of four, AVX2 has an instruction for it. */
+INLINE vec from_side(vec v, const struct side *side, const int shift)
 {
-    const ivec lanes = n->lanes, mask = n->mask;
-    int c = 0;
-    for (; c + 4 <= count; c += 4, from += 4 * pitch, to += 4 * pitch) {
-        EACH(i, 4) store(to + i * pitch, permute(load(from + i * pitch), lanes, mask));
+#if LANES == 8 && defined(__AVX2__)
+    const __m256 x = (__m256)v;
+    switch (shift) {
+    case ABOVE: return (vec)_mm256_permute2f128_ps(x, x, 0x08);
+    case BELOW: return (vec)_mm256_permute2f128_ps(x, x, 0x81);
+    case LEFT: return (vec)_mm256_slli_si256((__m256i)x, 4);
+    case RIGHT: return (vec)_mm256_srli_si256((__m256i)x, 4);
+    default: break;
     }
-    for (; c < count; c++, from += pitch, to += pitch)
-        store(to, permute(load(from), lanes, mask));
+#endif
+    (void)shift;
+    return permute(v, side->lanes, side->mask);
 }
 
+INLINE void fill_side(char *plane, int64_t pitch, int channels, const struct side *given, const int shift)
+{
+    const struct side side = *given; /* a copy, which the cells cannot alias */
+    const int64_t step = side.step;
+    for (; channels > 0; channels--, plane += pitch) {
+        const char *from = plane + side.from;
+        char *to = plane + side.to;
+        int left = side.cells;
+        for (; left >= 4; left -= 4, from += 4 * step, to += 4 * step) {
+            EACH(i, 4) store(to + i * step, from_side(load(from + i * step), &side, shift));
+        }
+        for (; left > 0; left--, from += step, to += step) store(to, from_side(load(from), &side, shift));
+    }
+}
+
+/* So many channels at a time that they stay in the first-level cache from one side to the next. */
 static void run_halo(const struct halo *op, const struct frame *f)
 {
-    enum { CHANNELS = 32 }; /* at a time: cell by cell, so that lanes and mask stay in registers */
-    const char *neighbours = f->constants + op->neighbours;
-    const struct move *moves = (const struct move *)(f->constants + op->moves);
-    const struct share s = share_of(f, op->cells);
-    for (int first = 0; first < op->channels; first += CHANNELS) {
-        const int count = op->channels - first < CHANNELS ? op->channels - first : CHANNELS;
-        char *plane = f->arena + op->image.at + (int64_t)first * op->image.pitch;
-        for (int i = s.first; i < s.last; i++)
-            fill(plane + moves[i].from, plane + moves[i].to, op->image.pitch, count,
-                 (const struct neighbour *)(neighbours + moves[i].neighbour));
+    enum { NEAR = 16384 };
+    const struct side *sides = (const struct side *)(f->constants + op->sides);
+    const struct share s = share_of(f, op->channels);
+    const int64_t pitch = op->image.pitch;
+    const int together = pitch < NEAR ? (int)(NEAR / pitch) : 1;
+    for (int channel = s.first; channel < s.last; channel += together) {
+        const int count = s.last - channel < together ? s.last - channel : together;
+        char *plane = f->arena + op->image.at + channel * pitch;
+        for (const struct side *side = sides; side != sides + op->count; side++) {
+            switch (side->shift) {
+            case ABOVE: fill_side(plane, pitch, count, side, ABOVE); break;
+            case BELOW: fill_side(plane, pitch, count, side, BELOW); break;
+            case LEFT: fill_side(plane, pitch, count, side, LEFT); break;
+            case RIGHT: fill_side(plane, pitch, count, side, RIGHT); break;
+            default: fill_side(plane, pitch, count, side, ANY_SHIFT); break;
+            }
+        }
     }
 }
 

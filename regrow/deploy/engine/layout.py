@@ -14,6 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
+Cell = tuple[int, int]
+
+_SHIFTS: dict[Cell, int] = {(-1, 0): 1, (1, 0): 2, (0, -1): 3, (0, 1): 4}
+"""`enum shift` of kernels.c, by the neighbour's place."""
 
 
 @dataclass(frozen=True)
@@ -153,29 +157,33 @@ def choose_grid(height: int, width: int, lanes: int, *, before: Grid | None = No
     return best[2]
 
 
-def halo_tables(planes: Planes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """How to fill the halo from the regions: `struct neighbour` and `struct move` of kernels.c.
+def halo_sides(planes: Planes) -> NDArray[np.int32]:
+    """How to fill the halo from the regions: `struct side` of kernels.c for each of its rows, then for its columns.
 
-    For each neighbour, the lane that each lane is filled from and a mask (zero outside the image); then, for each
-    cell of the halo, where it lies, where the neighbour keeps it, and which neighbour that is; all in bytes.
+    Each has the lane that every lane is filled from, a mask (zero outside the image), where its cells and the
+    neighbour's lie, from one to the next, and how many there are, in bytes. A column has the height of the halo, too:
+    in the corners it takes what is in the neighbour's halo, which is filled by then.
     """
     grid, halo = planes.grid, planes.halo
-    lane, vector = np.arange(grid.lanes), 4 * grid.lanes
-    neighbours: dict[tuple[int, int], NDArray[np.int32]] = {}
-    moves = []
-    for row in range(-halo.top, grid.rows + halo.bottom):
-        for col in range(-halo.left, grid.cols + halo.right):
-            down, in_row = divmod(row, grid.rows)
-            across, in_col = divmod(col, grid.cols)
-            if (down, across) == (0, 0):
-                continue
-            if (down, across) not in neighbours:
-                i, j = lane // grid.across + down, lane % grid.across + across
-                inside = (i >= 0) & (i < grid.down) & (j >= 0) & (j < grid.across)
-                lanes = np.where(inside, i * grid.across + j, 0)
-                neighbours[down, across] = np.stack([lanes, -inside.astype(np.int64)]).astype(np.int32)
-            target = planes.first + row * planes.row_pitch + col
-            source = planes.first + in_row * planes.row_pitch + in_col
-            number = list(neighbours).index((down, across))
-            moves.append((target * vector, source * vector, number * 2 * vector))
-    return np.stack(list(neighbours.values())), np.array(moves, np.int32)
+    sides = []
+    for row in (*range(-halo.top, 0), *range(grid.rows, grid.rows + halo.bottom)):
+        down, in_row = divmod(row, grid.rows)
+        sides.append(_side(planes, (down, 0), (row, 0), (in_row, 0), 1, grid.cols))
+    for col in (*range(-halo.left, 0), *range(grid.cols, grid.cols + halo.right)):
+        across, in_col = divmod(col, grid.cols)
+        top = -halo.top
+        sides.append(_side(planes, (0, across), (top, col), (top, in_col), planes.row_pitch, planes.rows))
+    return np.stack(sides)
+
+
+def _side(planes: Planes, neighbour: Cell, target: Cell, source: Cell, step: int, cells: int) -> NDArray[np.int32]:
+    """One row or column: the neighbour so many regions down and across, cells as row and column, steps in vectors."""
+    grid, lane = planes.grid, np.arange(planes.grid.lanes)
+    i, j = lane // grid.across + neighbour[0], lane % grid.across + neighbour[1]
+    inside = (i >= 0) & (i < grid.down) & (j >= 0) & (j < grid.across)
+    to, start = (planes.first + row * planes.row_pitch + col for row, col in (target, source))
+    numbers = np.zeros(16, np.int64)
+    numbers[:4] = [4 * grid.lanes * vectors for vectors in (to, start, step)] + [cells]
+    numbers[4] = _SHIFTS.get(neighbour, 0) if (grid.down, grid.across) == (2, 4) else 0
+    lanes = np.where(inside, i * grid.across + j, 0)
+    return np.concatenate([numbers, lanes, -inside.astype(np.int64)]).astype(np.int32)

@@ -56,8 +56,8 @@ class Halo(ctypes.Structure):
 
     _fields_: ClassVar[Fields] = [
         ("image", Planes),
-        *((name, c_int64) for name in ("neighbours", "moves")),
-        *((name, c_int32) for name in ("channels", "cells")),
+        ("sides", c_int64),
+        *((name, c_int32) for name in ("channels", "count")),
     ]
 
 

@@ -11,7 +11,7 @@ import torch
 from regrow.deploy.engine import native
 from regrow.deploy.engine.arena import buffer_bytes
 from regrow.deploy.engine.graph import Activation, Affine, Binary, Linear, Pool, macs, pool_weights
-from regrow.deploy.engine.layout import Planes, halo_tables
+from regrow.deploy.engine.layout import Planes, halo_sides
 from regrow.deploy.engine.operands import Operands
 from regrow.deploy.engine.problems import conv_node, problem_of, region_of
 from regrow.deploy.engine.steps import (
@@ -166,13 +166,12 @@ class Writer:
         assert buffer.planes is not None
         image = self.operands.planes(buffer)
         image.at = self.operands.at(buffer)
-        neighbours, moves = halo_tables(buffer.planes)
+        sides = halo_sides(buffer.planes)
         return native.Halo(
             image=image,
-            neighbours=self.operands.constants.put(neighbours),
-            moves=self.operands.constants.put(moves),
+            sides=self.operands.constants.put(sides),
             channels=buffer.channels,
-            cells=len(moves),
+            count=len(sides),
         )
 
     def _pool(self, step: PoolStep) -> native.Pool:
