@@ -1,6 +1,7 @@
 """Writes finished runs down as JSON lines, one per run, so that results outlive the run folders.
 
-`python -m benchmarks.collect runs/* -o results/cifar10-resnet8.jsonl`
+`python -m benchmarks.collect runs/* -o results/cifar10-resnet8.jsonl` adds to what the file holds; a run that it holds
+already is replaced.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,15 @@ def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
     }
 
 
+def add(records: Iterable[dict[str, Any]], path: Path) -> int:
+    """Write `records` to the file of results at `path`, beside those that are there; return how many were not."""
+    known = {each["key"]: each for each in map(json.loads, path.read_text().splitlines() if path.exists() else ())}
+    together = known | {each["key"]: each for each in records}
+    ordered = sorted(together.values(), key=lambda each: (each["name"], each["key"]))
+    path.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in ordered))
+    return len(together) - len(known)
+
+
 def _short(value: Any) -> Any:
     """Return numbers with the digits that a figure can show."""
     if isinstance(value, dict):
@@ -53,9 +64,8 @@ def main() -> None:
     options = parser.parse_args()
     finished = [run for run in options.runs if (run / "result.json").exists()]
     records = [record(run, curves=not options.no_curves) for run in finished]
-    records.sort(key=lambda each: (each["name"], each["key"]))
-    options.out.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records))
-    print(f"{len(records)} finished runs of {len(options.runs)} written to {options.out}")
+    added = add(records, options.out)
+    print(f"{len(records)} finished runs of {len(options.runs)}, {added} of them new, written to {options.out}")
 
 
 if __name__ == "__main__":

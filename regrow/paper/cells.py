@@ -24,14 +24,15 @@ class Cell:
 class Library:
     """Finished runs, from run folders and from files of results, by the recipe that decided their outcome.
 
-    A run with fine-tuning also answers for the same training without it. A mask that was found by another run is
-    known by that run's recipe, wherever its folder lies.
+    A run with fine-tuning also answers for the same training without it, unless that was run, too. A mask that was
+    found by another run is known by that run's recipe, wherever its folder lies.
     """
 
     def __init__(self, runs: Iterable[Run] = (), paths: Sequence[Path] = ()) -> None:
         self.paths = tuple(paths)
         self._outcomes: dict[tuple[str, bool], Outcome] = {}
-        for run in runs:
+        # Where the same training was run with and without fine-tuning, the run without it speaks for itself.
+        for run in sorted(runs, key=lambda run: run.recipe.finetune_epochs > 0):
             if run.result is None:
                 continue
             for outcome in outcomes_of(run):

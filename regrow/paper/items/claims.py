@@ -157,6 +157,11 @@ def claims(scale: Scale, library: Library) -> list[Claim]:
         _bounds(scale, library),
         _compared("Beyond the paper: DPF is ahead of SET and RigL at 90 %", pairs.further(scale), library),
         _compared("Beyond the paper: DPF with a mask at every step is ahead", pairs.every_step(scale), library),
+        _compared(
+            "Beyond the paper: DPF with a mask at every step that settles is ahead",
+            pairs.settled_every_step(scale),
+            library,
+        ),
         _compared("Beyond the paper: `settle` or `stabilise` is ahead", pairs.settled(scale), library),
         _compared(
             "Beyond the paper: on whole filters DPF with `stabilise` is ahead", pairs.settled_filters(scale), library
@@ -167,7 +172,7 @@ def claims(scale: Scale, library: Library) -> list[Claim]:
 def _cells(scale: Scale, library: Library) -> list[Cell]:
     makers: tuple[Callable[[Scale], list[Pair]], ...] = (
         *(pairs.ahead, pairs.further, pairs.helped, pairs.finetuned, pairs.scopes),
-        *(pairs.structured, pairs.every_step, pairs.settled, pairs.settled_filters),
+        *(pairs.structured, pairs.every_step, pairs.settled_every_step, pairs.settled, pairs.settled_filters),
     )
     compared = [pair for make in makers for pair in make(scale)] + pairs.retrainings(scale, library)
     early = [scale.cell(place(scale, s)[0], "dpf", s) for s in (0.8, 0.9, 0.95)]

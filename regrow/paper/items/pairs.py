@@ -120,6 +120,24 @@ def every_step(scale: Scale) -> list[Pair]:
     ]
 
 
+def settled_every_step(scale: Scale) -> list[Pair]:
+    """Beyond the paper: a new mask at every step that rests at the end, against all that it could replace."""
+    ours = Column("dpf", fields=(("every", 1), ("options", ("settle=0.1",))))
+    others = (
+        Column("dpf"),
+        Column("dpf", finetuned=True),
+        Column("incremental"),
+        Column("incremental", finetuned=True),
+        Column("incremental", fields=(("every", 1),), name="Incremental, every=1"),
+    )
+    return [
+        Pair(f"DPF, every=1, settle=0.1, {percent(sparsity)}", ours.cell(scale, at), other.title, other.cell(scale, at))
+        for sparsity in (0.9, 0.95)
+        for at in [place(scale, sparsity)]
+        for other in others
+    ]
+
+
 def settled_filters(scale: Scale) -> list[Pair]:
     """Beyond the paper: on whole filters, DPF with bounded gradients against plain DPF and both kinds of SFP."""
     remedy = Column("dpf", unit="filter", fields=(("options", ("stabilise=true",)),))

@@ -1,0 +1,20 @@
+"""Files of results: new runs are added, known ones are replaced, and the order does not depend on who came first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.collect import add
+
+
+def test_results_outlive_their_run_folders(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    assert add([{"name": "b", "key": "2", "top1": 1.0}, {"name": "a", "key": "1", "top1": 2.0}], path) == 2
+    assert add([{"name": "a", "key": "0", "top1": 3.0}, {"name": "b", "key": "2", "top1": 4.0}], path) == 1
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(each["name"], each["key"], each["top1"]) for each in found] == [
+        ("a", "0", 3.0),
+        ("a", "1", 2.0),
+        ("b", "2", 4.0),
+    ]
