@@ -5,11 +5,12 @@
     python -m benchmarks.engine --parts threads [--networks resnet20 …] [--batches 1 32]
     python -m benchmarks.engine --parts trained --runs RUN …
 
-Each call measures a part and merges it into `results/benchmarks/engine.json`. Weights are random with synthetic masks
-whose layer density is proportional to n^-0.3 (n weights in the layer, all layers included). Every runtime gets one
-thread; contenders take turns in short bursts, and the least processor time counts (with two threads, the least time).
-DeepSparse 1.8 needs an environment of its own (`pip install deepsparse==1.8.0`). `trained` compares the masks of
-finished runs with synthetic ones that cost as many multiply-accumulates.
+Each call measures a part and merges it into `results/benchmarks/engine.json`, or into the file that `--name` says
+(`engine-avx2`, for a machine without AVX-512). Weights are random with synthetic masks whose layer density is
+proportional to n^-0.3 (n weights in the layer, all layers included). Every runtime gets one thread; contenders take
+turns in short bursts, and the least processor time counts (with two threads, the least time). DeepSparse 1.8 needs an
+environment of its own (`pip install deepsparse==1.8.0`). `trained` compares the masks of finished runs with synthetic
+ones that cost as many multiply-accumulates.
 """
 
 from __future__ import annotations
@@ -237,9 +238,9 @@ PARTS = {"tuning": tuning, "speed": speed, "threads": threads, "trained": traine
 KEYS = ("part", "network", "batch", "sparsity", "run")
 
 
-def merged(rows: list[Row]) -> list[Row]:
+def merged(rows: list[Row], name: str) -> list[Row]:
     """The rows of earlier calls on this machine, with those that were measured now in their place."""
-    path = RESULTS / "engine.json"
+    path = RESULTS / f"{name}.json"
     known = json.loads(path.read_text()) if path.exists() else {"machine": {}, "rows": []}
     old: list[Row] = known["rows"] if known["machine"].get("cpu") == machine()["cpu"] else []
     table = {tuple(row.get(key) for key in KEYS): row for row in (*old, *rows)}
@@ -267,10 +268,12 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32])
     parser.add_argument("--sparsities", nargs="+", type=float, choices=SPARSITIES, default=list(SPARSITIES))
     parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, for each network and batch")
+    parser.add_argument("--name", default="engine", help="of the file of results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = [row for part in arguments.parts for row in PARTS[part](arguments)]
-    report("The sparse engine beside dense runtimes and DeepSparse, one thread each", merged(rows), name="engine")
+    title = "The sparse engine beside dense runtimes and DeepSparse, one thread each"
+    report(title, merged(rows, arguments.name), name=arguments.name)
 
 
 if __name__ == "__main__":

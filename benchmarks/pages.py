@@ -160,12 +160,15 @@ def accuracies() -> str:
 
 
 def engine() -> str:
-    """Return how fast the engine is, beside what it should reach."""
-    result = json.loads((RESULTS / "engine.json").read_text(encoding="utf-8"))
-    told = engine_page.facts(result["rows"])
-    speeds = f"{engine_page.heading(result)}\n\n{markdown(engine_page.lines(result['rows']))}\n{told}\n"
+    """Return how fast the engine is, beside what it should reach, with AVX2 and with AVX-512."""
+    parts = []
+    for name, title in (("engine-avx2", "With AVX2"), ("engine", "With AVX-512")):
+        result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        table, told = markdown(engine_page.lines(result["rows"])), engine_page.facts(result["rows"])
+        parts.append(f"### {title}\n\n{engine_page.heading(result)}\n\n{table}\n{told}\n")
     limits = _rows("roofline")
-    return f"{speeds}\n{engine_page.machine(limits)}\n\n{markdown(engine_page.floors(limits, result['rows']))}\n"
+    floors = markdown(engine_page.floors(limits, _rows("engine")))
+    return "\n".join([*parts, f"{engine_page.machine(limits)}\n\n{floors}\n"])
 
 
 def _rows(name: str) -> list[dict[str, Any]]:

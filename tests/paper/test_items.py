@@ -1,6 +1,8 @@
 """What each item runs: the paper's settings at the paper's scale, and never a number for what was not run."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -9,10 +11,11 @@ from regrow.paper.cells import Library
 from regrow.paper.items import all_items, find_item
 from regrow.paper.scales import find_scale
 from regrow.paper.tuning import to_tune
-from regrow.train.config import RecipeError
+from regrow.train.config import Recipe, RecipeError
 
 ITEMS = sorted(all_items())
 SCALES = ("paper", "cpu")
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def lacking(name, scale):
@@ -94,3 +97,16 @@ def test_every_item_knows_what_to_tune(name):
 
     assert {network for network, _, _ in wanted} <= {"small"}
     assert not {method for _, method, _ in wanted} & {"fixed", "lottery"}
+
+
+def test_a_run_without_fine_tuning_speaks_for_itself_whatever_comes_first(tmp_path):
+    rows = [json.loads(line) for line in (RESULTS / "tuning" / "cifar10-resnet8.jsonl").read_text().splitlines()]
+    same = [row for row in rows if row["recipe"]["method"] == "dpf" and row["recipe"]["lr"] == 0.2]
+    plain = [row for row in same if row["recipe"]["finetune_epochs"] == 0]
+    assert len(plain) == 1
+    assert len(same) > 1
+    for order in (same, same[::-1]):
+        path = tmp_path / "records.jsonl"
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in order))
+        outcome = Library.read([path]).outcome(Recipe.of(plain[0]["recipe"], "records"))
+        assert outcome.final["top1"] == plain[0]["top1"]

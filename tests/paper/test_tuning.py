@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regrow.paper.tuning import best_rate, next_rates
+from regrow.paper.tuning import best_candidate, best_rate, next_rates
 
 GRID = (0.05, 0.10, 0.15, 0.20)
 
@@ -32,3 +32,10 @@ def test_where_nothing_was_trained_nothing_is_chosen(tried):
 
 def test_of_equally_good_rates_the_lower_one_is_chosen():
     assert best_rate({0.2: 70.0, 0.1: 70.0}) == 0.1
+
+
+def test_another_way_to_fine_tune_has_to_be_ahead_by_more_than_chance():
+    # 5,000 images at 68 % have a standard error of 0.66.
+    assert best_candidate({"sgd 0.02": 68.0, "adam 0.001": 68.6}, 5000) == "sgd 0.02"
+    assert best_candidate({"sgd 0.02": 68.0, "adam 0.001": 68.7}, 5000) == "adam 0.001"
+    assert best_candidate({"sgd 0.02": 68.0, "adam 0.001": 67.0}, 5000) == "sgd 0.02"
