@@ -42,6 +42,9 @@ typedef ivec icell __attribute__((may_alias));
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
+/* Keeps an address in one register: compilers like to re-add its parts in the innermost loop. */
+#define OPAQUE(p) __asm__("" : "+r"(p))
+
 /* ------------------------------------------------------------------------------------------------ the plan */
 
 enum { ABSENT = -1, INPUT = -2, OUTPUT = -3 }; /* an operand that is not in the arena */
@@ -276,6 +279,8 @@ static __attribute__((noinline)) void activate(vec *v, int n, const struct activ
 
 /* ------------------------------------------------------------------------------------------------ convolution */
 
+/* Tiles that have a loop of their own for most layers; others gain less by it, and it takes time to compile. */
+#define SMALL(together, down, across) ((together) == 1 && (down) * (across) <= 8)
 /* Sums that fit in the registers beside a weight and the odd temporary. */
 #define MAX_SUMS (LANES == 16 ? 16 : 12)
 
@@ -323,23 +328,13 @@ struct tile {
 #define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
 #define CELL(p, i, row) ((p) + (i) / across * (int64_t)(row) + (i) % across * VECTOR)
 
-/* Bias and residual come first: they are on their way while the group before is still being finished. All residuals of
- * a group are read before anything is written: one that is filled up with a channel it has already gives the same
- * result twice. */
 INLINE void start_sums(vec *sums, const struct tile *t, const struct conv *op, const int32_t *channels,
-                       const int together, const int down, const int across)
+                       const int together, const int n)
 {
-    const int n = down * across;
     const float *bias = (const float *)(t->constants + op->bias);
-    const int64_t pitch = op->residual.pitch, row = op->residual.row;
     EACH(m, together) {
         const vec b = splat(WEIGHT_BITS == 8 ? 0 : bias[channels[m]]);
         EACH(i, n) sums[m * n + i] = b;
-    }
-    if (op->residual.at == ABSENT || WEIGHT_BITS == 8) return; /* 8-bit sums have to be scaled first */
-    EACH(m, together) {
-        const char *residual = t->residual + channels[m] * pitch;
-        EACH(i, n) sums[m * n + i] += load(CELL(residual, i, row));
     }
 }
 
@@ -391,11 +386,40 @@ INLINE void store_sums(const vec *sums, char *to, const struct planes *planes, c
     }
 }
 
+/* All residuals of a group are read before anything is written: one that is filled up with a channel it has already
+ * gives the same result twice. */
+INLINE void add_residual(vec *sums, const struct tile *t, const struct conv *op, const int32_t *channels,
+                         const int together, const int down, const int across)
+{
+    const int64_t pitch = op->residual.pitch, row = op->residual.row;
+    if (op->residual.at == ABSENT) return;
+    EACH(m, together) {
+        const char *residual = t->residual + channels[m] * pitch;
+        EACH(i, down * across) sums[m * down * across + i] += load(CELL(residual, i, row));
+    }
+}
+
+/* Asks for what `add_residual` will read, and `store_sums` perhaps overwrite: it is there when the weights are done. */
+INLINE void prefetch_residual(const struct tile *t, const struct conv *op, const int32_t *channels, const int together,
+                              const int down, const int across)
+{
+    enum { LINE = 64 };
+    const int64_t pitch = op->residual.pitch, row = op->residual.row;
+    if (op->residual.at == ABSENT) return;
+    EACH(m, together) {
+        const char *residual = t->residual + channels[m] * pitch;
+        EACH(i, down * across) {
+            if (i % across * VECTOR % LINE == 0) __builtin_prefetch(CELL(residual, i, row), 1);
+        }
+    }
+}
+
 /* The last step, with the sums still in registers, as most layers need it. */
 INLINE void finish(vec *sums, const struct tile *t, const struct conv *op, const int32_t *channels, const int together,
                    const int down, const int across)
 {
     const int n = down * across;
+    add_residual(sums, t, op, channels, together, down, across);
     if (op->act.kind == RELU) {
         EACH(i, together * n) sums[i] = relu(sums[i]);
     }
@@ -421,14 +445,10 @@ static __attribute__((noinline)) void finish_any(const struct tile *t, const int
     vec *sums = t->spare;
 #if WEIGHT_BITS == 8
     const float *steps = (const float *)(t->constants + op->step), *bias = (const float *)(t->constants + op->bias);
-    for (int m = 0; m < together; m++) {
-        const char *residual = t->residual + channels[m] * (int64_t)op->residual.pitch;
-        for (int i = 0; i < n; i++) {
-            sums[m * n + i] = sums[m * n + i] * steps[channels[m]] + bias[channels[m]];
-            if (op->residual.at != ABSENT) sums[m * n + i] += load(CELL(residual, i, op->residual.row));
-        }
-    }
+    for (int m = 0; m < together; m++)
+        for (int i = 0; i < n; i++) sums[m * n + i] = sums[m * n + i] * steps[channels[m]] + bias[channels[m]];
 #endif
+    add_residual(sums, t, op, channels, together, down, across);
     activate(sums, together * n, &op->act);
     mask_sums(sums, t, together, down, across);
     if (op->out.at != ABSENT) store_sums(sums, t->out, &op->out, channels, together, down, across);
@@ -490,13 +510,15 @@ INLINE void conv_plain(const struct conv *given, const struct frame *f, const st
     const int32_t *last = starts + (a->last_group - a->first_group);
     int row = a->first / a->tiles_across, col = a->first % a->tiles_across;
     for (int left = a->last - a->first; left > 0; left--) {
-        const struct tile t = tile_at(&op, f, a->row + row * down, a->col + col * across);
+        struct tile t = tile_at(&op, f, a->row + row * down, a->col + col * across);
+        OPAQUE(t.in);
         const struct entry *e = entries + (int64_t)starts[0] * together;
         const int32_t *channels = order;
         for (const int32_t *start = starts; start != last; channels += together) {
             const struct entry *end = entries + (int64_t)*++start * together;
             vec sums[MAX_SUMS];
-            start_sums(sums, &t, &op, channels, together, down, across);
+            start_sums(sums, &t, &op, channels, together, down * across);
+            prefetch_residual(&t, &op, channels, together, down, across);
             walk(sums, e, end, t.in, (intptr_t)op.stride_rows * op.in.row, together, down, across, stride);
             finish(sums, &t, &op, channels, together, down, across);
             e = end;
@@ -518,10 +540,11 @@ INLINE void conv_groups(const struct tile *given, const struct entry *entries, c
         const struct entry *end = entries + (int64_t)*++starts * together;
         vec sums[MAX_SUMS];
         if (t.first_block)
-            start_sums(sums, &t, &op, channels, together, down, across);
+            start_sums(sums, &t, &op, channels, together, n);
         else
             load_partial(sums, t.scratch, channels, together, n);
-        if (op.prefetch && t.last_block) prefetch_cells(&t, channels + together, together, down, across);
+        if (t.last_block) prefetch_residual(&t, &op, channels, together, down, across);
+        if (t.last_block && op.prefetch) prefetch_cells(&t, channels + together, together, down, across);
         walk(sums, e, end, t.in, (intptr_t)op.stride_rows * op.in.row, together, down, across, stride);
         if (!t.last_block) {
             store_partial(sums, t.scratch, channels, together, n);
@@ -548,7 +571,7 @@ struct kernel {
     static void plain_##together##_##down##_##across##_##stride(const struct conv *op, const struct frame *f, \
                                                                 const struct area *a) \
     { \
-        if (together * down * across <= MAX_SUMS) conv_plain(op, f, a, together, down, across, stride); \
+        if (SMALL(together, down, across)) conv_plain(op, f, a, together, down, across, stride); \
     } \
     static void groups_##together##_##down##_##across##_##stride(const struct tile *t, const struct entry *entries, \
                                                                  const int32_t *starts, const int32_t *channels, \
@@ -583,7 +606,7 @@ static void conv_area(const struct conv *op, const struct frame *f, const struct
     const int usual = WEIGHT_BITS != 8 && op->act.kind <= RELU && op->tail_act.kind <= RELU && op->mask == ABSENT;
     vec spare[MAX_SUMS];
 
-    if (usual && op->blocks == 1 && !op->prefetch) {
+    if (usual && op->blocks == 1 && !op->prefetch && SMALL(together, a->down, a->across)) {
         kernel.plain(op, f, a);
         return;
     }

@@ -24,7 +24,7 @@ ROUNDS = 24
 """Tiles tried for each convolution, the most promising first."""
 
 FINALISTS = 3
-"""Of these, how many are tried again: the first time may have been disturbed."""
+"""Of these, how many are tried again and again: the first time may have been disturbed."""
 
 SECONDS = 20.0
 """When to stop trying, however many are left."""
@@ -73,8 +73,8 @@ def _read(path: Path, problems: Sequence[Problem]) -> Tuning | None:
 class _Tuner:
     """Tries one tile for every convolution at a time, in the running network: there the caches are as they will be.
 
-    Layers that are alike share what they learn: each tries another tile, and `seconds` (for each weight) are theirs
-    together.
+    Layers that are alike share what they learn: each tries another tile, and `seconds` (for each weight, in units of
+    the time of all that is no convolution) are theirs together.
     """
 
     def __init__(
@@ -99,9 +99,10 @@ class _Tuner:
         return time.clock_gettime(self.clock)
 
     def best(self) -> Tuning:
-        """Everything once, then the finalists again."""
+        """Everything once, then the finalists again, twice."""
         self.measure(self.offers)
-        self.measure([sorted(taken, key=taken.__getitem__)[:FINALISTS] for taken in self.seconds])
+        for _ in range(2):
+            self.measure([sorted(taken, key=taken.__getitem__)[:FINALISTS] for taken in self.seconds])
         tiles = self.dealt([[min(taken, key=taken.__getitem__)] for taken in self.seconds], 0)
         return Tuning(tiles, self.threads == 1 or self.runner(tiles).divide or self.pays(tiles))
 
@@ -116,7 +117,9 @@ class _Tuner:
             tried = self.dealt(offers, turn)
             runner = self.runner(tried, divide=True)
             layers = runner.profile(self.x, self.y, self.repeats(runner)).layers
-            convolutions = [layer.seconds for layer in layers if layer.kind == "conv"]
+            # What no tile changes tells how fast the processor is just now: on a shared machine that comes and goes.
+            pace = sum(layer.seconds for layer in layers if layer.kind != "conv") or 1.0
+            convolutions = [layer.seconds / pace for layer in layers if layer.kind == "conv"]
             for members, taken in zip(self.families, self.seconds, strict=True):
                 for number in members:
                     seconds = convolutions[number] / self.nonzeros[number]
