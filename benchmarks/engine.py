@@ -273,7 +273,8 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [row for part in arguments.parts for row in PARTS[part](arguments)]
     title = "The sparse engine beside dense runtimes and DeepSparse, one thread each"
-    report(title, merged(rows, arguments.name), name=arguments.name)
+    command = "python -m benchmarks.engine" + ("" if arguments.name == "engine" else f" --name {arguments.name}")
+    report(title, merged(rows, arguments.name), name=arguments.name, command=command)
 
 
 if __name__ == "__main__":

@@ -59,14 +59,17 @@ def machine() -> dict[str, str | int]:
     }
 
 
-def report(title: str, rows: Sequence[Row], *, name: str) -> Path:
-    """Print `rows` as a table and write them, with machine and command, to `results/benchmarks/NAME.json`."""
+def report(title: str, rows: Sequence[Row], *, name: str, command: str | None = None) -> Path:
+    """Print `rows` as a table and write them, with machine and command, to `results/benchmarks/NAME.json`.
+
+    The `command` is that of the module of that name, unless it is given.
+    """
     facts = machine()
     print(f"\n{title}\n{facts['cpu']}, {facts['threads']} of {facts['cores']} threads, torch {facts['torch']}\n")
     print(table(rows))
     result = {
         "title": title,
-        "command": f"python -m benchmarks.{name}",
+        "command": command or f"python -m benchmarks.{name}",
         "date": date.today().isoformat(),
         "machine": facts,
         "rows": [dict(row) for row in rows],

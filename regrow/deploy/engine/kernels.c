@@ -367,15 +367,6 @@ INLINE void walk(vec *sums, const struct entry *e, const struct entry *end, cons
     }
 }
 
-INLINE void mask_sums(vec *sums, const struct tile *t, const int together, const int down, const int across)
-{
-    const int n = down * across, row = t->op->cols * VECTOR;
-    if (t->op->mask == ABSENT) return;
-    EACH(i, n) {
-        EACH(m, together) sums[m * n + i] = masked(sums[m * n + i], CELL(t->mask, i, row));
-    }
-}
-
 INLINE void store_sums(const vec *sums, char *to, const struct planes *planes, const int32_t *channels,
                        const int together, const int down, const int across)
 {
@@ -436,30 +427,46 @@ INLINE void finish(vec *sums, const struct tile *t, const struct conv *op, const
     }
 }
 
+/* Masks sums in memory and stores them. */
+static void store_any(const vec *sums, const struct tile *t, char *to, const struct planes *planes,
+                      const int32_t *channels, int together, int across, int n)
+{
+    const int row = t->op->cols * VECTOR, unmasked = t->op->mask == ABSENT;
+    for (int m = 0; m < together; m++) {
+        char *out = to + channels[m] * (int64_t)planes->pitch;
+        for (int i = 0; i < n; i++) {
+            const vec v = sums[m * n + i];
+            store(CELL(out, i, planes->row), unmasked ? v : masked(v, CELL(t->mask, i, row)));
+        }
+    }
+}
+
 /* The last step of any layer, on sums in memory. */
-static __attribute__((noinline)) void finish_any(const struct tile *t, const int32_t *channels, int together, int down,
-                                                 int across)
+static __attribute__((noinline)) void finish_any(const struct tile *t, const int32_t *channels, int together, int across,
+                                                 int n)
 {
     const struct conv *op = t->op;
-    const int n = down * across;
-    vec *sums = t->spare;
+    const float *scale = (const float *)(t->constants + op->scale), *shift = (const float *)(t->constants + op->shift);
 #if WEIGHT_BITS == 8
     const float *steps = (const float *)(t->constants + op->step), *bias = (const float *)(t->constants + op->bias);
-    for (int m = 0; m < together; m++)
-        for (int i = 0; i < n; i++) sums[m * n + i] = sums[m * n + i] * steps[channels[m]] + bias[channels[m]];
 #endif
-    add_residual(sums, t, op, channels, together, down, across);
-    activate(sums, together * n, &op->act);
-    mask_sums(sums, t, together, down, across);
-    if (op->out.at != ABSENT) store_sums(sums, t->out, &op->out, channels, together, down, across);
-    if (op->tail.at != ABSENT) {
-        const float *scale = (const float *)(t->constants + op->scale), *shift = (const float *)(t->constants + op->shift);
-        for (int m = 0; m < together; m++)
-            for (int i = 0; i < n; i++) sums[m * n + i] = sums[m * n + i] * scale[channels[m]] + shift[channels[m]];
-        activate(sums, together * n, &op->tail_act);
-        mask_sums(sums, t, together, down, across);
-        store_sums(sums, t->tail, &op->tail, channels, together, down, across);
+    vec *sums = t->spare;
+    for (int m = 0; m < together; m++) {
+        const char *residual = t->residual + channels[m] * (int64_t)op->residual.pitch;
+        for (int i = 0; i < n; i++) {
+#if WEIGHT_BITS == 8
+            sums[m * n + i] = sums[m * n + i] * steps[channels[m]] + bias[channels[m]];
+#endif
+            if (op->residual.at != ABSENT) sums[m * n + i] += load(CELL(residual, i, op->residual.row));
+        }
     }
+    activate(sums, together * n, &op->act);
+    if (op->out.at != ABSENT) store_any(sums, t, t->out, &op->out, channels, together, across, n);
+    if (op->tail.at == ABSENT) return;
+    for (int m = 0; m < together; m++)
+        for (int i = 0; i < n; i++) sums[m * n + i] = sums[m * n + i] * scale[channels[m]] + shift[channels[m]];
+    activate(sums, together * n, &op->tail_act);
+    store_any(sums, t, t->tail, &op->tail, channels, together, across, n);
 }
 
 /* Asks for the cells that the next group will write, or add to, while this one is computed. */
@@ -552,7 +559,7 @@ INLINE void conv_groups(const struct tile *given, const struct entry *entries, c
             finish(sums, &t, &op, channels, together, down, across);
         } else {
             EACH(i, together * n) t.spare[i] = sums[i];
-            finish_any(given, channels, together, down, across);
+            finish_any(given, channels, together, across, n);
         }
         e = end;
     }
