@@ -71,7 +71,7 @@ def _table(name: str, scale: Scale, library: Library) -> str:
 
 
 def _long() -> str:
-    """Return the longest trainings, of the paper's own network."""
+    """Return the trainings of the paper's own network."""
     if not LONG.is_file():
         return ""
     runs = find_runs([LONG])
@@ -87,7 +87,7 @@ def _long() -> str:
     ]
     head = ["ResNet-20", "epochs", "top-1", "seeds"]
     said = "The paper trains for 300 epochs: dense 92.48, DPF 90.88 at 90 % and 88.01 at 95 %."
-    return f"## The paper's network, trained longer\n\n{table(head, lines)}\n\n{said}"
+    return f"## The paper's network, trained briefly\n\n{table(head, lines)}\n\n{said}"
 
 
 def _rates(scale: str) -> str:

@@ -242,8 +242,9 @@ def merged(rows: list[Row], name: str) -> list[Row]:
     """The rows of earlier calls on this machine, with those that were measured now in their place."""
     path = RESULTS / f"{name}.json"
     known = json.loads(path.read_text()) if path.exists() else {"machine": {}, "rows": []}
-    old: list[Row] = known["rows"] if known["machine"].get("cpu") == machine()["cpu"] else []
-    table = {tuple(row.get(key) for key in KEYS): row for row in (*old, *rows)}
+    if known["rows"] and known["machine"]["cpu"] != machine()["cpu"]:
+        raise SystemExit(f"{path} was measured on {known['machine']['cpu']}: give this machine a file with --name")
+    table = {tuple(row.get(key) for key in KEYS): row for row in (*known["rows"], *rows)}
     order = {name: number for number, name in enumerate([*PARTS, *SIZES])}
 
     def place(row: Row) -> tuple[Any, ...]:
@@ -271,6 +272,7 @@ def main() -> None:
     parser.add_argument("--name", default="engine", help="of the file of results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    merged([], arguments.name)  # refuses before anything is measured
     rows = [row for part in arguments.parts for row in PARTS[part](arguments)]
     title = "The sparse engine beside dense runtimes and DeepSparse, one thread each"
     command = "python -m benchmarks.engine" + ("" if arguments.name == "engine" else f" --name {arguments.name}")

@@ -1,8 +1,8 @@
 """Chooses every method's learning rate on held-out training images, with the same rule for all (Appendix A.2).
 
 The grid is tried first; while the best rate is at an edge of what was tried, the grid goes on beyond that edge. The
-optimizer and the rate of fine-tuning are chosen afterwards, among the scale's candidates, of which the first stays
-unless another is ahead by more than a standard error. The test set is not touched.
+optimizer and the rate of fine-tuning are chosen afterwards, among the scale's candidates; the recipe's own stay unless
+others are ahead by more than a standard error. The test set is not touched.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def choose(scale: Scale, library: Library, network: str, method: str, *, failed:
     rate = Rate(lr, source=f"{scale.holdout:,} held-out training images")
     # One candidate is no choice: the recipe's own fine-tuning stays.
     if len(known) > 1:
-        name = best_candidate(known, scale.holdout)
+        name = best_candidate(known, _own_finetuning(tuning_recipe(scale, network, method)), scale.holdout)
         optimizer, _, speed = name.partition(" ")
         rate = dataclasses.replace(
             rate, finetune_optimizer="adam" if optimizer == "adam" else "sgd", finetune_lr=float(speed)
@@ -147,17 +147,23 @@ def choose(scale: Scale, library: Library, network: str, method: str, *, failed:
     return Choice(network, method, rate, sparsity, tried, dict(known))
 
 
-def best_candidate(found: Mapping[str, float], images: int) -> str:
-    """Return the candidate of the highest accuracy; the first one stays where no other is ahead by more than chance.
+def best_candidate(found: Mapping[str, float], own: str, images: int) -> str:
+    """Return the candidate of the highest accuracy; the recipe's `own` stays unless that one is clearly ahead.
 
-    Chance is the standard error of an accuracy on so many held-out images.
+    Clearly is by more than the standard error of an accuracy on so many held-out images.
 
-    >>> best_candidate({"sgd 0.02": 68.1, "adam 0.001": 68.3}, 5000)
+    >>> best_candidate({"sgd 0.02": 68.1, "adam 0.001": 68.3}, "sgd 0.02", 5000)
     'sgd 0.02'
     """
-    first, best = next(iter(found)), max(found, key=lambda each: found[each])
-    error = (found[first] * (100 - found[first]) / images) ** 0.5
-    return best if found[best] - found[first] > error else first
+    best = max(found, key=lambda each: found[each])
+    if own not in found:
+        return best
+    error = (found[own] * (100 - found[own]) / images) ** 0.5
+    return best if found[best] - found[own] > error else own
+
+
+def _own_finetuning(recipe: Recipe) -> str:
+    return f"{recipe.finetune_optimizer} {recipe.finetune_lr:g}"
 
 
 def to_tune(scale: Scale, cells: Iterable[Cell]) -> list[tuple[str, str, bool]]:

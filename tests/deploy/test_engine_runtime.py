@@ -18,6 +18,11 @@ from regrow.deploy.engine.build import load_library
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.compiler import native_runner
 from regrow.deploy.engine.fuse import fuse
+from regrow.deploy.engine.model import NativeRunner
+from regrow.deploy.engine.plan import write_plan
+from regrow.deploy.engine.problems import conv_steps, problem_of
+from regrow.deploy.engine.schedule import schedule
+from regrow.deploy.engine.tiles import candidates
 from regrow.models import build
 from tests.deploy.networks import sparsify
 
@@ -38,6 +43,44 @@ def test_threads_together_give_what_one_gives(name: str, threads: int) -> None:
     several = regrow.compile(model, x, tune=False, threads=threads)
     for images in (1, 2, 3, 7):
         torch.testing.assert_close(several(x[:images]), one(x[:images]), rtol=1e-5, atol=1e-5)
+
+
+class Ragged(nn.Module):
+    """Regions of odd sizes, so that tiles leave rows and columns over, and enough channels for several blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 3, stride=2, padding=1)
+        self.wide, self.last = nn.Conv2d(32, 48, 3, padding=1), nn.Conv2d(48, 32, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(x))
+        return (x + self.last(torch.relu(self.wide(x)))).flatten(1)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_threads_that_share_an_image_give_what_one_gives(threads: int) -> None:
+    torch.manual_seed(0)
+    model = Ragged().eval()
+    sparsify(model, 0.3, torch.Generator().manual_seed(1))
+    x = torch.randn(1, 3, 14, 14)
+    with torch.no_grad():
+        expected = model(x)
+    library, graph = load_library(), fuse(capture(model, x))
+    steps = schedule(graph, library.lanes)
+    offers = [candidates(problem_of(step, library.lanes, threads)) for step in conv_steps(steps)]
+    shared = False
+    for turn in range(12):
+        # Tiles in several blocks, whose partial sums each thread has to keep for itself, come first.
+        tiles = [sorted(offer, key=lambda tile: -tile.blocks)[turn % len(offer)] for offer in offers]
+        plan = write_plan(steps, tiles, threads=threads)
+        shared |= any(op.kind == 0 and op.as_.conv.share_channels and op.as_.conv.blocks > 1 for op in plan.ops)
+        runner = NativeRunner(library, plan, threads=threads, divide=True)
+        for _ in range(20):
+            y = torch.empty(1, expected.shape[1])
+            runner.run(x, y)
+            torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    assert shared
 
 
 def test_no_threads_are_refused() -> None:

@@ -36,6 +36,7 @@ def test_of_equally_good_rates_the_lower_one_is_chosen():
 
 def test_another_way_to_fine_tune_has_to_be_ahead_by_more_than_chance():
     # 5,000 images at 68 % have a standard error of 0.66.
-    assert best_candidate({"sgd 0.02": 68.0, "adam 0.001": 68.6}, 5000) == "sgd 0.02"
-    assert best_candidate({"sgd 0.02": 68.0, "adam 0.001": 68.7}, 5000) == "adam 0.001"
-    assert best_candidate({"sgd 0.02": 68.0, "adam 0.001": 67.0}, 5000) == "sgd 0.02"
+    assert best_candidate({"sgd 0.02": 68.0, "adam 0.001": 68.6}, "sgd 0.02", 5000) == "sgd 0.02"
+    assert best_candidate({"sgd 0.02": 68.0, "adam 0.001": 68.7}, "sgd 0.02", 5000) == "adam 0.001"
+    assert best_candidate({"sgd 0.02": 68.0, "adam 0.001": 67.0}, "sgd 0.02", 5000) == "sgd 0.02"
+    assert best_candidate({"sgd 0.01": 68.0, "adam 0.001": 68.1}, "sgd 0.02", 5000) == "adam 0.001"

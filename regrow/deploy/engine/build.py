@@ -17,6 +17,7 @@ from pathlib import Path
 
 from regrow.deploy.container import write_atomically
 from regrow.deploy.engine import native
+from regrow.deploy.engine.layout import side_bytes
 from regrow.deploy.engine.tiles import SHAPES, Shape
 
 COMPILERS = ("gcc", "clang", "cc")
@@ -125,7 +126,8 @@ def _load(compiler: str, flags: tuple[str, ...], folder: str) -> Library:
     handle.regrow_run.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int, ctypes.c_void_p]
     handle.regrow_run.restype = None
     handle.regrow_peak.restype = ctypes.c_double
-    if handle.regrow_sizeof_op() != ctypes.sizeof(native.Op):
+    sizes = handle.regrow_sizeof_op(), handle.regrow_sizeof_side()
+    if sizes != (ctypes.sizeof(native.Op), side_bytes(handle.regrow_lanes())):
         raise NoCompilerError(f"{path} does not match this version of regrow; delete it.")
     return Library(handle, handle.regrow_lanes(), key)
 

@@ -120,7 +120,7 @@ enum shift { ANY_SHIFT, ABOVE, BELOW, LEFT, RIGHT };
  * to lane; lanes whose neighbour is outside the image get the padding's zero. */
 struct side {
     int32_t to, from, step, cells; /* bytes in the plane; from cell to cell; how many */
-    int32_t shift, unused[11];
+    int32_t shift, unused[11]; /* to 64 bytes */
     ivec lanes, mask;
 };
 
@@ -322,7 +322,7 @@ struct tile {
     char *out, *tail, *scratch;
     vec *spare; /* for sums that have to leave the registers */
     int first_block, last_block;
-    int usual; /* no mask, and no activation but ReLU */
+    int usual; /* no mask, no activation but ReLU, no 8-bit weights */
 };
 
 #define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
@@ -469,7 +469,7 @@ static __attribute__((noinline)) void finish_any(const struct tile *t, const int
     store_any(sums, t, t->tail, &op->tail, channels, together, across, n);
 }
 
-/* Asks for the cells that the next group will write, or add to, while this one is computed. */
+/* Asks for the cells that the next group will write, while this one is computed. */
 INLINE void prefetch_cells(const struct tile *t, const int32_t *channels, const int together, const int down,
                            const int across)
 {
@@ -496,7 +496,7 @@ INLINE struct tile tile_at(const struct conv *op, const struct frame *f, int row
     t.mask = f->constants + op->mask + (int64_t)row * op->cols * VECTOR + x;
     t.out = f->arena + op->out.at + (int64_t)row * op->out.row + x;
     t.tail = f->arena + op->tail.at + (int64_t)row * op->tail.row + x;
-    t.scratch = f->arena + op->scratch + (op->share_channels ? 0 : f->part * scratch_size);
+    t.scratch = f->arena + op->scratch + f->part * scratch_size;
     return t;
 }
 

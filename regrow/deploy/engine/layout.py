@@ -18,6 +18,7 @@ Cell = tuple[int, int]
 
 _SHIFTS: dict[Cell, int] = {(-1, 0): 1, (1, 0): 2, (0, -1): 3, (0, 1): 4}
 """`enum shift` of kernels.c, by the neighbour's place."""
+_NUMBERS = 16  # at the start of `struct side`
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,9 @@ def choose_grid(height: int, width: int, lanes: int, *, before: Grid | None = No
 def halo_sides(planes: Planes) -> NDArray[np.int32]:
     """How to fill the halo from the regions: `struct side` of kernels.c for each of its rows, then for its columns.
 
-    Each has the lane that every lane is filled from, a mask (zero outside the image), where its cells and the
-    neighbour's lie, from one to the next, and how many there are, in bytes. A column has the height of the halo, too:
-    in the corners it takes what is in the neighbour's halo, which is filled by then.
+    Each has where its cells lie, where the neighbour's do, how far one is from the next (in bytes), how many there are,
+    the shift, then the lane that every lane is filled from, and a mask (zero outside the image). A column has the
+    height of the halo, too: in the corners it takes what is in the neighbour's halo, which is filled by then.
     """
     grid, halo = planes.grid, planes.halo
     sides = []
@@ -176,13 +177,18 @@ def halo_sides(planes: Planes) -> NDArray[np.int32]:
     return np.stack(sides)
 
 
+def side_bytes(lanes: int) -> int:
+    """The size of `struct side`."""
+    return 4 * (_NUMBERS + 2 * lanes)
+
+
 def _side(planes: Planes, neighbour: Cell, target: Cell, source: Cell, step: int, cells: int) -> NDArray[np.int32]:
     """One row or column: the neighbour so many regions down and across, cells as row and column, steps in vectors."""
     grid, lane = planes.grid, np.arange(planes.grid.lanes)
     i, j = lane // grid.across + neighbour[0], lane % grid.across + neighbour[1]
     inside = (i >= 0) & (i < grid.down) & (j >= 0) & (j < grid.across)
     to, start = (planes.first + row * planes.row_pitch + col for row, col in (target, source))
-    numbers = np.zeros(16, np.int64)
+    numbers = np.zeros(_NUMBERS, np.int64)
     numbers[:4] = [4 * grid.lanes * vectors for vectors in (to, start, step)] + [cells]
     numbers[4] = _SHIFTS.get(neighbour, 0) if (grid.down, grid.across) == (2, 4) else 0
     lanes = np.where(inside, i * grid.across + j, 0)

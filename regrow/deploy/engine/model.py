@@ -144,8 +144,11 @@ class _Session:
         self.team = handle.regrow_team_new(runner.threads)
         if not self.team:
             raise MemoryError("could not start the engine's threads")
+        weakref.finalize(self, handle.regrow_team_free, self.team)
+        if handle.regrow_team_size(self.team) < runner.threads:  # the plan has divided the work among all of them
+            raise MemoryError(f"the system gives the engine fewer than {runner.threads} threads")
         arena_bytes = -(-plan.arena_bytes // 4096) * 4096
-        self.arenas = allocate(arena_bytes * handle.regrow_team_size(self.team))
+        self.arenas = allocate(arena_bytes * runner.threads)
         self.run = handle.regrow_run
         self.job = Job(
             ops=ctypes.addressof(plan.ops),
@@ -159,7 +162,6 @@ class _Session:
             clock=runner.clock,
         )
         self.job_address = ctypes.addressof(self.job)
-        weakref.finalize(self, handle.regrow_team_free, self.team)
 
 
 class NativeRunner:

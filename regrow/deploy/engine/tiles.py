@@ -57,7 +57,7 @@ def shapes_of(tile: Tile, stride_cols: int) -> list[Shape]:
 
 
 def most_sums(lanes: int) -> int:
-    """Sums that fit in the registers: 32 of them in AVX-512 (and on 64-bit ARM), 16 elsewhere."""
+    """Sums that fit in the registers, of which AVX-512 has 32 and others may have 16."""
     return 16 if lanes == 16 else 12
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -70,11 +71,16 @@ def _read(path: Path, problems: Sequence[Problem]) -> Tuning | None:
     return Tuning(tiles, divide) if fits else None
 
 
+def ranked(taken: Mapping[Tile, Sequence[float]]) -> list[Tile]:
+    """The tiles, the fastest first. The median counts: of ratios the least may be a disturbance of the other part."""
+    return sorted(taken, key=lambda tile: median(taken[tile]))
+
+
 class _Tuner:
     """Tries one tile for every convolution at a time, in the running network: there the caches are as they will be.
 
-    Layers that are alike share what they learn: each tries another tile, and `seconds` (for each weight, in units of
-    the time of all that is no convolution) are theirs together.
+    Layers that are alike share what they learn: each tries another tile, and what these have `taken` (for each weight,
+    in units of the time of all that is no convolution) is theirs together.
     """
 
     def __init__(
@@ -87,7 +93,7 @@ class _Tuner:
         self.families = list(families.values())
         self.nonzeros = [max(1.0, problem.nonzeros_per_output) for problem in problems]
         self.offers = [candidates(family)[: ROUNDS * len(members)] for family, members in families.items()]
-        self.seconds: list[dict[Tile, float]] = [{} for _ in self.families]
+        self.taken: list[dict[Tile, list[float]]] = [{} for _ in self.families]
         self.walks: Walks = {}
         self.x = torch.randn(1, *shapes[0], generator=torch.Generator().manual_seed(0))
         self.y = torch.empty(1, *shapes[1])
@@ -102,8 +108,8 @@ class _Tuner:
         """Everything once, then the finalists again, twice."""
         self.measure(self.offers)
         for _ in range(2):
-            self.measure([sorted(taken, key=taken.__getitem__)[:FINALISTS] for taken in self.seconds])
-        tiles = self.dealt([[min(taken, key=taken.__getitem__)] for taken in self.seconds], 0)
+            self.measure([ranked(taken)[:FINALISTS] for taken in self.taken])
+        tiles = self.dealt([ranked(taken)[:1] for taken in self.taken], 0)
         return Tuning(tiles, self.threads == 1 or self.runner(tiles).divide or self.pays(tiles))
 
     def runner(self, tiles: Sequence[Tile], *, divide: bool | None = None) -> NativeRunner:
@@ -112,7 +118,7 @@ class _Tuner:
 
     def measure(self, offers: list[list[Tile]]) -> None:
         for turn in range(min(ROUNDS, max((len(offer) for offer in offers), default=0))):
-            if self.now() > self.deadline and all(self.seconds):
+            if self.now() > self.deadline and all(self.taken):
                 return
             tried = self.dealt(offers, turn)
             runner = self.runner(tried, divide=True)
@@ -120,10 +126,9 @@ class _Tuner:
             # What no tile changes tells how fast the processor is just now: on a shared machine that comes and goes.
             pace = sum(layer.seconds for layer in layers if layer.kind != "conv") or 1.0
             convolutions = [layer.seconds / pace for layer in layers if layer.kind == "conv"]
-            for members, taken in zip(self.families, self.seconds, strict=True):
+            for members, taken in zip(self.families, self.taken, strict=True):
                 for number in members:
-                    seconds = convolutions[number] / self.nonzeros[number]
-                    taken[tried[number]] = min(taken.get(tried[number], seconds), seconds)
+                    taken.setdefault(tried[number], []).append(convolutions[number] / self.nonzeros[number])
 
     def dealt(self, offers: list[list[Tile]], turn: int) -> tuple[Tile, ...]:
         """A tile for every convolution, the next ones of each family's offers."""

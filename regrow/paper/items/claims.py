@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from regrow.paper.cells import Cell, Library
@@ -131,8 +132,14 @@ def _tickets(scale: Scale, library: Library) -> Claim:
         ["DPF", number(library.summary(dpf)), NOT_RUN if mine is None else f"{mine:.2f}"],
         ["lottery ticket", number(ticket), NOT_RUN if spent is None else f"{spent:.2f}"],
     ]
-    known = mine is not None and spent is not None
-    verdict = OPEN if not known else SHOWN if mine < spent / 2 else NOT_SHOWN  # type: ignore[operator]
+    if mine is None or spent is None:
+        verdict = OPEN
+    elif mine >= spent / 2:
+        verdict = NOT_SHOWN
+    else:
+        gaps = difference(library, dpf, Cell(tuple(search.level(sparsity) for search in searches))).by_seed
+        gap = fmean(gaps) if gaps else 0.0
+        verdict = f"in part: less compute, but {-gap:.1f} points behind" if gap < 0 else SHOWN
     return Claim(title, verdict, table([percent(sparsity), "top-1", "compute, in dense trainings"], lines))
 
 
