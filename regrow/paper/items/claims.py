@@ -169,6 +169,7 @@ def claims(scale: Scale, library: Library) -> list[Claim]:
             pairs.settled_every_step(scale),
             library,
         ),
+        _compared("Beyond the paper: at 98 % DPF with all remedies is ahead", pairs.extreme(scale), library),
         _compared("Beyond the paper: `settle` or `stabilise` is ahead", pairs.settled(scale), library),
         _compared(
             "Beyond the paper: on whole filters DPF with `stabilise` is ahead", pairs.settled_filters(scale), library
@@ -179,7 +180,8 @@ def claims(scale: Scale, library: Library) -> list[Claim]:
 def _cells(scale: Scale, library: Library) -> list[Cell]:
     makers: tuple[Callable[[Scale], list[Pair]], ...] = (
         *(pairs.ahead, pairs.further, pairs.helped, pairs.finetuned, pairs.scopes),
-        *(pairs.structured, pairs.every_step, pairs.settled_every_step, pairs.settled, pairs.settled_filters),
+        *(pairs.structured, pairs.every_step, pairs.settled_every_step, pairs.extreme),
+        *(pairs.settled, pairs.settled_filters),
     )
     compared = [pair for make in makers for pair in make(scale)] + pairs.retrainings(scale, library)
     early = [scale.cell(place(scale, s)[0], "dpf", s) for s in (0.8, 0.9, 0.95)]

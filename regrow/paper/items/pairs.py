@@ -138,6 +138,16 @@ def settled_every_step(scale: Scale) -> list[Pair]:
     ]
 
 
+def extreme(scale: Scale) -> list[Pair]:
+    """Beyond the paper: at 98 % a new mask at every step, rest at the end and bounded gradients, all together."""
+    network, sparsity = at = place(scale, 0.98)
+    remedy = scale.cell(network, "dpf", sparsity, every=1, options=("settle=0.1", "stabilise=true"))
+    stable = Column("dpf", fields=(("options", ("stabilise=true",)),), name="DPF, stabilise")
+    others = (Column("dpf"), stable, Column("incremental"))
+    name = f"DPF, every=1, settle=0.1, stabilise, {percent(sparsity)}"
+    return [Pair(name, remedy, other.title, other.cell(scale, at)) for other in others]
+
+
 def settled_filters(scale: Scale) -> list[Pair]:
     """Beyond the paper: on whole filters, DPF with bounded gradients against plain DPF and both kinds of SFP."""
     remedy = Column("dpf", unit="filter", fields=(("options", ("stabilise=true",)),))
