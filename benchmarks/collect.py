@@ -15,6 +15,7 @@ from typing import Any
 
 from regrow.paper.cells import portable
 from regrow.train.config import Recipe
+from regrow.train.files import write_whole
 from regrow.train.metrics import read_metrics
 
 # Of an epoch's record: what the figures of a report are drawn from.
@@ -45,7 +46,7 @@ def add(records: Iterable[dict[str, Any]], path: Path) -> int:
     known = {each["key"]: each for each in map(json.loads, path.read_text().splitlines() if path.exists() else ())}
     together = known | {each["key"]: each for each in records}
     ordered = sorted(together.values(), key=lambda each: (each["name"], each["key"]))
-    path.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in ordered))
+    write_whole(path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in ordered).encode())
     return len(together) - len(known)
 
 

@@ -127,17 +127,17 @@ def _tickets(scale: Scale, library: Library) -> Claim:
     network, sparsity = searches[0].recipe.model, searches[0].sparsity
     dpf = scale.cell(network, "dpf", sparsity)
     mine = compute_of_dpf(library, dpf)
-    ticket = library.summary(Cell(tuple(search.level(sparsity) for search in searches)))
+    ticket = Cell(tuple(search.level(sparsity) for search in searches))
     lines = [
         ["DPF", number(library.summary(dpf)), NOT_RUN if mine is None else f"{mine:.2f}"],
-        ["lottery ticket", number(ticket), NOT_RUN if spent is None else f"{spent:.2f}"],
+        ["lottery ticket", number(library.summary(ticket)), NOT_RUN if spent is None else f"{spent:.2f}"],
     ]
     if mine is None or spent is None:
         verdict = OPEN
     elif mine >= spent / 2:
         verdict = NOT_SHOWN
     else:
-        gaps = difference(library, dpf, Cell(tuple(search.level(sparsity) for search in searches))).by_seed
+        gaps = difference(library, dpf, ticket).by_seed
         gap = fmean(gaps) if gaps else 0.0
         verdict = f"in part: less compute, but {-gap:.1f} points behind" if gap < 0 else SHOWN
     return Claim(title, verdict, table([percent(sparsity), "top-1", "compute, in dense trainings"], lines))
