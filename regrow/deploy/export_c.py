@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regrow.deploy.container import write_atomically
-from regrow.deploy.engine import native
 from regrow.deploy.engine.build import kernel_source, tile_list
+from regrow.deploy.engine.c_text import float_literal, initializer
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.graph import Conv, Graph, Linear
@@ -130,7 +129,7 @@ def _source(name: str, header: str, plan: Plan, shapes: list[Shape], bits: int) 
             "",
             "/* ---- the plan */",
             "static const struct op plan[] = {",
-            *(f"    {_initializer(op)}," for op in plan.ops),
+            *(f"    {initializer(op)}," for op in plan.ops),
             "};",
             "",
             f"static char arena[{plan.arena_bytes}] __attribute__((aligned(64)));",
@@ -148,23 +147,6 @@ def _source(name: str, header: str, plan: Plan, shapes: list[Shape], bits: int) 
 def _lines(values: NDArray[Any] | list[float], show: Any, per_line: int = 12) -> Iterator[str]:
     for first in range(0, len(values), per_line):
         yield "    " + " ".join(f"{show(value)}," for value in values[first : first + per_line])
-
-
-def _initializer(value: Any) -> str:
-    """A structure as C writes it, with the names of its fields."""
-    if isinstance(value, native.Op):
-        name = next(name for number, name in native.KINDS.values() if number == value.kind)
-        return f"{{.kind = {name.upper()}, .as.{name} = {_initializer(getattr(value.as_, name))}}}"
-    if isinstance(value, ctypes.Structure):
-        fields = ((field[0], getattr(value, field[0])) for field in value._fields_)
-        return "{" + ", ".join(f".{name.rstrip('_')} = {_initializer(item)}" for name, item in fields) + "}"
-    return _float(value) if isinstance(value, float) else str(value)
-
-
-def _float(value: float) -> str:
-    if math.isinf(value):
-        return "INFINITY" if value > 0 else "-INFINITY"
-    return f"{value:.9g}f" if "." in f"{value:.9g}" or "e" in f"{value:.9g}" else f"{value:.9g}.0f"
 
 
 def _header(name: str, graph: Graph) -> str:
@@ -194,10 +176,10 @@ def _main(name: str, header: str, x: Tensor, y: Tensor) -> str:
             f'#include "{header}"',
             "",
             f"static const float x[{upper}_INPUTS] = {{",
-            *_lines(x.flatten().tolist(), _float, 8),
+            *_lines(x.flatten().tolist(), float_literal, 8),
             "};",
             f"static const float expected[{upper}_OUTPUTS] = {{",
-            *_lines(y.flatten().tolist(), _float, 8),
+            *_lines(y.flatten().tolist(), float_literal, 8),
             "};",
             f"static float y[{upper}_OUTPUTS];",
             "",

@@ -48,6 +48,8 @@ class Library:
     handle: ctypes.CDLL
     lanes: int
     key: str
+    compiler: str
+    flags: tuple[str, ...]
 
     def peak(self) -> float:
         """Measure how many multiply-accumulates per second one thread can do at most."""
@@ -88,7 +90,12 @@ def load_library(*, lanes: int | None = None) -> Library:
     compiler = find_compiler()
     if compiler is None:
         raise NoCompilerError(f"no C compiler found (looked for $CC, {', '.join(COMPILERS)}).")
-    return _load(compiler, _flags(lanes), str(cache_folder()))
+    return _load(compiler, _flags(lanes), str(cache_folder()), tile_list(SHAPES))
+
+
+def fit_library(library: Library, definitions: str) -> Library:
+    """The same kernels, but those that `definitions` ask for (see `fitted`)."""
+    return _load(library.compiler, library.flags, str(cache_folder()), definitions)
 
 
 def _flags(lanes: int | None) -> tuple[str, ...]:
@@ -110,9 +117,9 @@ def _flags(lanes: int | None) -> tuple[str, ...]:
 
 
 @cache
-def _load(compiler: str, flags: tuple[str, ...], folder: str) -> Library:
+def _load(compiler: str, flags: tuple[str, ...], folder: str, definitions: str) -> Library:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    source = "\n".join([tile_list(SHAPES), kernel_source("kernels.c"), kernel_source("team.c")])
+    source = "\n".join([definitions, kernel_source("kernels.c"), kernel_source("team.c")])
     identity = "\n".join([source, compiler, version, *flags, _processor()])
     key = hashlib.sha256(identity.encode()).hexdigest()[:20]
     path = Path(folder) / f"kernels-{key}.so"
@@ -129,7 +136,7 @@ def _load(compiler: str, flags: tuple[str, ...], folder: str) -> Library:
     sizes = handle.regrow_sizeof_op(), handle.regrow_sizeof_side()
     if sizes != (ctypes.sizeof(native.Op), side_bytes(handle.regrow_lanes())):
         raise NoCompilerError(f"{path} does not match this version of regrow; delete it.")
-    return Library(handle, handle.regrow_lanes(), key)
+    return Library(handle, handle.regrow_lanes(), key, compiler, flags)
 
 
 def _processor() -> str:

@@ -7,8 +7,9 @@ import warnings
 import torch
 from torch import nn
 
-from regrow.deploy.engine.build import Library, NoCompilerError, load_library
+from regrow.deploy.engine.build import Library, NoCompilerError, fit_library, load_library
 from regrow.deploy.engine.capture import capture
+from regrow.deploy.engine.fitted import fitted
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.graph import Graph
 from regrow.deploy.engine.model import CompiledModel, FallbackRunner, NativeRunner, Runner
@@ -70,8 +71,8 @@ def native_runner(graph: Graph, library: Library, *, threads: int = 1, tune: boo
     if not tune:
         return NativeRunner(library, write_plan(steps, threads=threads), threads=threads)
     best = tuned(steps, library, (graph.input.shape, graph.output.shape), threads=threads)
-    plan = write_plan(steps, best.tiles, threads=threads)
-    return NativeRunner(library, plan, threads=threads, divide=best.divide)
+    plan, definitions = fitted(write_plan(steps, best.tiles, threads=threads))
+    return NativeRunner(fit_library(library, definitions), plan, threads=threads, divide=best.divide)
 
 
 def _check(model: nn.Module, compiled: CompiledModel, example: torch.Tensor) -> None:

@@ -88,7 +88,7 @@ struct conv {
     int64_t entries;                /* struct entry, in the order in which they are walked */
     int64_t starts;                 /* int32: where each (block, group) starts in entries, in steps of `together` */
     int64_t bases;                  /* int32: where each block's first channel lies, in bytes */
-    int64_t order;                  /* int32: the output channel of each (block, group, member) */
+    int64_t order;                  /* int32: the output channel of each (block, group, member), if they are several */
     int64_t parts;                  /* int32: the first group of each thread, when threads share the channels */
     int64_t bias, step;             /* float per output channel; step: what 8-bit weights are counted in */
     int64_t scale, shift;           /* float per output channel, of the tail */
@@ -103,6 +103,7 @@ struct conv {
     int32_t followers;      /* convolutions after this one that are computed with it, band by band */
     int32_t band;           /* rows at a time, if there are any */
     int32_t prefetch;       /* whether the output is too large to be in the cache */
+    int32_t fitted;         /* the number of the kernel for layers of this form, or 0 */
     struct activate act, tail_act;
 };
 
@@ -129,6 +130,7 @@ struct halo {
     struct planes image;
     int64_t sides; /* struct side */
     int32_t channels, count;
+    int32_t fitted; /* the number of the kernel for these sides, or 0 */
 };
 
 struct pool {
@@ -279,8 +281,6 @@ static __attribute__((noinline)) void activate(vec *v, int n, const struct activ
 
 /* ------------------------------------------------------------------------------------------------ convolution */
 
-/* Tiles that have a loop of their own for most layers; others gain less by it, and it takes time to compile. */
-#define SMALL(together, down, across) ((together) == 1 && (down) * (across) <= 8)
 /* Sums that fit in the registers beside a weight and the odd temporary. */
 #define MAX_SUMS (LANES == 16 ? 16 : 12)
 
@@ -318,22 +318,19 @@ INLINE vec read_entry(const struct entry *e, const char *corner, const char **pi
 /* A tile that is being computed: where it lies in each operand's channel 0. A channel is `channel * pitch` further. */
 struct tile {
     const struct conv *op;
-    const char *constants, *in, *residual, *mask;
+    const float *bias, *scale, *shift;
+    const char *in, *residual, *mask;
     char *out, *tail, *scratch;
     vec *spare; /* for sums that have to leave the registers */
-    int first_block, last_block;
-    int usual; /* no mask, no activation but ReLU, no 8-bit weights */
 };
 
 #define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
 #define CELL(p, i, row) ((p) + (i) / across * (int64_t)(row) + (i) % across * VECTOR)
 
-INLINE void start_sums(vec *sums, const struct tile *t, const struct conv *op, const int32_t *channels,
-                       const int together, const int n)
+INLINE void start_sums(vec *sums, const struct tile *t, const int32_t *channels, const int together, const int n)
 {
-    const float *bias = (const float *)(t->constants + op->bias);
     EACH(m, together) {
-        const vec b = splat(WEIGHT_BITS == 8 ? 0 : bias[channels[m]]);
+        const vec b = splat(WEIGHT_BITS == 8 ? 0 : t->bias[channels[m]]);
         EACH(i, n) sums[m * n + i] = b;
     }
 }
@@ -390,18 +387,14 @@ INLINE void add_residual(vec *sums, const struct tile *t, const struct conv *op,
     }
 }
 
-/* Asks for what `add_residual` will read, and `store_sums` perhaps overwrite: it is there when the weights are done. */
-INLINE void prefetch_residual(const struct tile *t, const struct conv *op, const int32_t *channels, const int together,
-                              const int down, const int across)
+/* Where regions are larger than the image, what is outside has to be zero: it is the next layer's padding. */
+INLINE void mask_sums(vec *sums, const struct tile *t, const struct conv *op, const int together, const int down,
+                      const int across)
 {
-    enum { LINE = 64 };
-    const int64_t pitch = op->residual.pitch, row = op->residual.row;
-    if (op->residual.at == ABSENT) return;
-    EACH(m, together) {
-        const char *residual = t->residual + channels[m] * pitch;
-        EACH(i, down * across) {
-            if (i % across * VECTOR % LINE == 0) __builtin_prefetch(CELL(residual, i, row), 1);
-        }
+    const int64_t row = (int64_t)op->cols * VECTOR;
+    if (op->mask == ABSENT) return;
+    EACH(i, down * across) {
+        EACH(m, together) sums[m * down * across + i] = masked(sums[m * down * across + i], CELL(t->mask, i, row));
     }
 }
 
@@ -414,15 +407,16 @@ INLINE void finish(vec *sums, const struct tile *t, const struct conv *op, const
     if (op->act.kind == RELU) {
         EACH(i, together * n) sums[i] = relu(sums[i]);
     }
+    mask_sums(sums, t, op, together, down, across);
     if (op->out.at != ABSENT) store_sums(sums, t->out, &op->out, channels, together, down, across);
     if (op->tail.at != ABSENT) {
-        const float *scale = (const float *)(t->constants + op->scale), *shift = (const float *)(t->constants + op->shift);
         EACH(m, together) {
-            EACH(i, n) sums[m * n + i] = sums[m * n + i] * scale[channels[m]] + shift[channels[m]];
+            EACH(i, n) sums[m * n + i] = sums[m * n + i] * t->scale[channels[m]] + t->shift[channels[m]];
         }
         if (op->tail_act.kind == RELU) {
             EACH(i, together * n) sums[i] = relu(sums[i]);
         }
+        mask_sums(sums, t, op, together, down, across);
         store_sums(sums, t->tail, &op->tail, channels, together, down, across);
     }
 }
@@ -446,16 +440,13 @@ static __attribute__((noinline)) void finish_any(const struct tile *t, const int
                                                  int n)
 {
     const struct conv *op = t->op;
-    const float *scale = (const float *)(t->constants + op->scale), *shift = (const float *)(t->constants + op->shift);
-#if WEIGHT_BITS == 8
-    const float *steps = (const float *)(t->constants + op->step), *bias = (const float *)(t->constants + op->bias);
-#endif
     vec *sums = t->spare;
     for (int m = 0; m < together; m++) {
         const char *residual = t->residual + channels[m] * (int64_t)op->residual.pitch;
         for (int i = 0; i < n; i++) {
 #if WEIGHT_BITS == 8
-            sums[m * n + i] = sums[m * n + i] * steps[channels[m]] + bias[channels[m]];
+            const float *steps = t->bias + (op->step - op->bias) / (int64_t)sizeof(float);
+            sums[m * n + i] = sums[m * n + i] * steps[channels[m]] + t->bias[channels[m]];
 #endif
             if (op->residual.at != ABSENT) sums[m * n + i] += load(CELL(residual, i, op->residual.row));
         }
@@ -464,19 +455,19 @@ static __attribute__((noinline)) void finish_any(const struct tile *t, const int
     if (op->out.at != ABSENT) store_any(sums, t, t->out, &op->out, channels, together, across, n);
     if (op->tail.at == ABSENT) return;
     for (int m = 0; m < together; m++)
-        for (int i = 0; i < n; i++) sums[m * n + i] = sums[m * n + i] * scale[channels[m]] + shift[channels[m]];
+        for (int i = 0; i < n; i++) sums[m * n + i] = sums[m * n + i] * t->scale[channels[m]] + t->shift[channels[m]];
     activate(sums, together * n, &op->tail_act);
     store_any(sums, t, t->tail, &op->tail, channels, together, across, n);
 }
 
-/* Asks for the cells that the next group will write, while this one is computed. */
-INLINE void prefetch_cells(const struct tile *t, const int32_t *channels, const int together, const int down,
-                           const int across)
+/* Asks for the cells of an operand that the next group will use, while this one is computed. */
+INLINE void prefetch_cells(const char *at, const struct planes *planes, const int32_t *channels, const int together,
+                           const int down, const int across)
 {
-    const int64_t pitch = t->op->out.pitch, row = t->op->out.row;
+    const int64_t pitch = planes->pitch, row = planes->row;
     EACH(m, together) {
-        const char *out = t->out + channels[m] * pitch;
-        EACH(i, down * across) __builtin_prefetch(CELL(out, i, row), 1);
+        const char *cells = at + channels[m] * pitch;
+        EACH(i, down * across) __builtin_prefetch(CELL(cells, i, row), 1);
     }
 }
 
@@ -490,7 +481,10 @@ INLINE struct tile tile_at(const struct conv *op, const struct frame *f, int row
 {
     const int64_t x = (int64_t)col * VECTOR;
     const int64_t scratch_size = (int64_t)op->channels * op->down * op->across * VECTOR;
-    struct tile t = {.op = op, .constants = f->constants};
+    struct tile t = {.op = op};
+    t.bias = (const float *)(f->constants + op->bias);
+    t.scale = (const float *)(f->constants + op->scale);
+    t.shift = (const float *)(f->constants + op->shift);
     t.in = f->arena + op->in.at + (int64_t)row * op->stride_rows * op->in.row + x * op->stride_cols;
     t.residual = f->arena + op->residual.at + (int64_t)row * op->residual.row + x;
     t.mask = f->constants + op->mask + (int64_t)row * op->cols * VECTOR + x;
@@ -500,139 +494,203 @@ INLINE struct tile tile_at(const struct conv *op, const struct frame *f, int row
     return t;
 }
 
-/* The heart of the engine: `together` output channels of a tile of `down` x `across` vectors, all sums in registers.
- *
- * Several channels together give a small tile enough independent sums to hide the latency of a multiply-add; their
- * weights are interleaved, and channels of like weight count are put together. In a very sparse layer a group takes a
- * few dozen multiply-adds, and every instruction around them counts: operands are copied to where no result that is
- * stored can alias them, and most layers have a loop of their own that asks no more than it must.
+/* What remains of a block of input channels: its weights, and whether it is the first or the last. */
+struct block {
+    const struct entry *entries;
+    const int32_t *starts, *order;
+    int groups;
+    int first, last;
+    int usual; /* no activation but ReLU, no 8-bit weights */
+};
+
+/* The heart of the engine: a tile of `down` x `across` vectors of one output channel after the other, all sums in
+ * registers. In a very sparse layer a channel takes a few dozen multiply-adds, and every instruction around them
+ * counts: channels come in their own order, so that everything moves on by a fixed distance.
  */
-INLINE void conv_plain(const struct conv *given, const struct frame *f, const struct area *a, const int together,
+INLINE void conv_channels(const struct tile *given, const struct conv *op, const struct block *b, int channel,
+                          const int first, const int last, const int down, const int across, const int stride)
+{
+    static const int32_t here[] = {0}, next[] = {1};
+    const int n = down * across;
+    const struct entry *e = b->entries + b->starts[0];
+    struct tile t = *given;
+    t.bias += channel, t.scale += channel, t.shift += channel;
+    t.out += channel * (int64_t)op->out.pitch;
+    t.tail += channel * (int64_t)op->tail.pitch;
+    t.residual += channel * (int64_t)op->residual.pitch;
+    t.scratch += channel * (int64_t)n * VECTOR;
+    OPAQUE(t.in);
+    for (const int32_t *start = b->starts, *end = start + b->groups; start != end;) {
+        const struct entry *stop = b->entries + *++start;
+        vec sums[MAX_SUMS];
+        if (first)
+            start_sums(sums, &t, here, 1, n);
+        else
+            load_partial(sums, t.scratch, here, 1, n);
+        if (last && op->prefetch) {
+            prefetch_cells(t.out, &op->out, next, 1, down, across);
+            if (op->residual.at != ABSENT) prefetch_cells(t.residual, &op->residual, next, 1, down, across);
+        }
+        walk(sums, e, stop, t.in, (intptr_t)op->stride_rows * op->in.row, 1, down, across, stride);
+        if (!last) {
+            store_partial(sums, t.scratch, here, 1, n);
+        } else if (b->usual) {
+            finish(sums, &t, op, here, 1, down, across);
+        } else {
+            const int32_t number = channel + (int32_t)(start - b->starts) - 1;
+            EACH(i, n) t.spare[i] = sums[i];
+            finish_any(given, &number, 1, across, n);
+        }
+        t.bias++, t.scale++, t.shift++;
+        t.out += op->out.pitch;
+        t.tail += op->tail.pitch;
+        t.residual += op->residual.pitch;
+        t.scratch += n * VECTOR;
+        e = stop;
+    }
+}
+
+/* The same for several output channels together. They give a small tile enough independent sums to hide the latency of
+ * a multiply-add; their weights are interleaved, and channels of like weight count are put together. */
+INLINE void conv_groups(const struct tile *t, const struct conv *op, const struct block *b, const int together,
+                        const int down, const int across, const int stride)
+{
+    const int n = down * across;
+    const int32_t *channels = b->order;
+    const struct entry *e = b->entries + (int64_t)b->starts[0] * together;
+    for (const int32_t *start = b->starts, *end = start + b->groups; start != end; channels += together) {
+        const struct entry *stop = b->entries + (int64_t)*++start * together;
+        vec sums[MAX_SUMS];
+        if (b->first)
+            start_sums(sums, t, channels, together, n);
+        else
+            load_partial(sums, t->scratch, channels, together, n);
+        if (b->last && op->prefetch) {
+            prefetch_cells(t->out, &op->out, channels + together, together, down, across);
+            if (op->residual.at != ABSENT)
+                prefetch_cells(t->residual, &op->residual, channels + together, together, down, across);
+        }
+        walk(sums, e, stop, t->in, (intptr_t)op->stride_rows * op->in.row, together, down, across, stride);
+        if (!b->last) {
+            store_partial(sums, t->scratch, channels, together, n);
+        } else if (b->usual) {
+            finish(sums, t, op, channels, together, down, across);
+        } else {
+            EACH(i, together * n) t->spare[i] = sums[i];
+            finish_any(t, channels, together, across, n);
+        }
+        e = stop;
+    }
+}
+
+/* A block of input channels of one tile. */
+INLINE void conv_block(const struct tile *t, const struct conv *op, const struct block *b, int first_group,
+                       const int together, const int down, const int across, const int stride)
+{
+    if (together > 1)
+        conv_groups(t, op, b, together, down, across, stride);
+    else if (b->first && b->last)
+        conv_channels(t, op, b, first_group, 1, 1, down, across, stride);
+    else if (b->first)
+        conv_channels(t, op, b, first_group, 1, 0, down, across, stride);
+    else if (b->last)
+        conv_channels(t, op, b, first_group, 0, 1, down, across, stride);
+    else
+        conv_channels(t, op, b, first_group, 0, 0, down, across, stride);
+}
+
+/* The tile is the outer loop, so that its pixels stay in the first-level cache while the weights stream by. If all
+ * input channels of a tile are too much for that cache they are walked in blocks, with partial sums in between. */
+INLINE void conv_tiles(const struct conv *given, const struct frame *f, const struct area *a, const int together,
                        const int down, const int across, const int stride)
 {
-    const struct conv op = *given;
-    const struct entry *entries = (const struct entry *)(f->constants + op.entries);
+    const struct conv op = *given; /* a copy, which no result that is stored can alias */
     const int32_t *starts = (const int32_t *)(f->constants + op.starts) + a->first_group;
     const int32_t *order = (const int32_t *)(f->constants + op.order) + a->first_group * together;
-    const int32_t *last = starts + (a->last_group - a->first_group);
+    const int32_t *bases = (const int32_t *)(f->constants + op.bases);
+    struct block b = {.entries = (const struct entry *)(f->constants + op.entries)};
     int row = a->first / a->tiles_across, col = a->first % a->tiles_across;
+    vec spare[MAX_SUMS];
+
+    b.groups = a->last_group - a->first_group;
+    b.usual = WEIGHT_BITS != 8 && op.act.kind <= RELU && op.tail_act.kind <= RELU;
     for (int left = a->last - a->first; left > 0; left--) {
         struct tile t = tile_at(&op, f, a->row + row * down, a->col + col * across);
-        OPAQUE(t.in);
-        const struct entry *e = entries + (int64_t)starts[0] * together;
-        const int32_t *channels = order;
-        for (const int32_t *start = starts; start != last; channels += together) {
-            const struct entry *end = entries + (int64_t)*++start * together;
-            vec sums[MAX_SUMS];
-            start_sums(sums, &t, &op, channels, together, down * across);
-            prefetch_residual(&t, &op, channels, together, down, across);
-            walk(sums, e, end, t.in, (intptr_t)op.stride_rows * op.in.row, together, down, across, stride);
-            finish(sums, &t, &op, channels, together, down, across);
-            e = end;
+        const char *corner = t.in;
+        t.spare = spare;
+        for (int block = 0; block < op.blocks; block++) {
+            b.starts = starts + block * op.groups;
+            b.order = order + block * op.groups * together;
+            b.first = block == 0;
+            b.last = block + 1 == op.blocks;
+            t.in = corner + bases[block];
+            conv_block(&t, &op, &b, a->first_group, together, down, across, stride);
         }
         if (++col == a->tiles_across) col = 0, row++;
     }
 }
 
-/* The same for a single tile and a block of input channels of any layer, with partial sums in between blocks. */
-INLINE void conv_groups(const struct tile *given, const struct entry *entries, const int32_t *starts,
-                        const int32_t *channels, int groups, const int together, const int down, const int across,
-                        const int stride)
-{
-    const struct tile t = *given;
-    const struct conv op = *t.op;
-    const int n = down * across;
-    const struct entry *e = entries + (int64_t)starts[0] * together;
-    for (const int32_t *last = starts + groups; starts != last; channels += together) {
-        const struct entry *end = entries + (int64_t)*++starts * together;
-        vec sums[MAX_SUMS];
-        if (t.first_block)
-            start_sums(sums, &t, &op, channels, together, n);
-        else
-            load_partial(sums, t.scratch, channels, together, n);
-        if (t.last_block) prefetch_residual(&t, &op, channels, together, down, across);
-        if (t.last_block && op.prefetch) prefetch_cells(&t, channels + together, together, down, across);
-        walk(sums, e, end, t.in, (intptr_t)op.stride_rows * op.in.row, together, down, across, stride);
-        if (!t.last_block) {
-            store_partial(sums, t.scratch, channels, together, n);
-        } else if (t.usual) {
-            finish(sums, &t, &op, channels, together, down, across);
-        } else {
-            EACH(i, together * n) t.spare[i] = sums[i];
-            finish_any(given, channels, together, across, n);
-        }
-        e = end;
-    }
-}
-
 /* TILES lists the tiles that exist, T(together, down, across, stride); whoever includes this file defines it. */
-typedef void plain_function(const struct conv *, const struct frame *, const struct area *);
-typedef void groups_function(const struct tile *, const struct entry *, const int32_t *, const int32_t *, int);
-
-struct kernel {
-    plain_function *plain;
-    groups_function *groups;
-};
+typedef void tiles_function(const struct conv *, const struct frame *, const struct area *);
 
 #define DEFINE(together, down, across, stride) \
-    static void plain_##together##_##down##_##across##_##stride(const struct conv *op, const struct frame *f, \
+    static void tiles_##together##_##down##_##across##_##stride(const struct conv *op, const struct frame *f, \
                                                                 const struct area *a) \
     { \
-        if (SMALL(together, down, across)) conv_plain(op, f, a, together, down, across, stride); \
-    } \
-    static void groups_##together##_##down##_##across##_##stride(const struct tile *t, const struct entry *entries, \
-                                                                 const int32_t *starts, const int32_t *channels, \
-                                                                 int groups) \
-    { \
-        if (together * down * across <= MAX_SUMS) \
-            conv_groups(t, entries, starts, channels, groups, together, down, across, stride); \
+        if (together * down * across <= MAX_SUMS) conv_tiles(op, f, a, together, down, across, stride); \
     }
 TILES(DEFINE)
 
 #define KEY(together, down, across, stride) ((((together) * 32 + (down)) * 32 + (across)) * 4 + (stride))
 #define CASE(together, down, across, stride) \
-    case KEY(together, down, across, stride): \
-        return (struct kernel){plain_##together##_##down##_##across##_##stride, \
-                               groups_##together##_##down##_##across##_##stride};
+    case KEY(together, down, across, stride): return tiles_##together##_##down##_##across##_##stride;
 
-static struct kernel find_kernel(int together, int down, int across, int stride)
+static tiles_function *find_kernel(int together, int down, int across, int stride)
 {
     if (across == 1) stride = 1; /* a single column has no neighbour to be a stride away from */
     switch (KEY(together, down, across, stride)) { TILES(CASE) }
-    return (struct kernel){NULL, NULL};
+    return NULL;
 }
 
-/* The tile is the outer loop, so that its pixels stay in the first-level cache while the weights stream by. If all
- * input channels of a tile are too much for that cache they are walked in blocks, with partial sums in between. */
-static void conv_area(const struct conv *op, const struct frame *f, const struct area *a)
+/* FITTED lists the forms of a network's layers, F(number, {struct conv}), if it is to have kernels of its own: where
+ * everything lies is still up to the plan, but the compiler knows all distances, counts and what is absent. */
+#ifndef FITTED
+#define FITTED(F)
+#endif
+
+INLINE void place(struct planes *planes, const struct planes *given)
 {
-    const struct entry *entries = (const struct entry *)(f->constants + op->entries);
-    const int32_t *bases = (const int32_t *)(f->constants + op->bases);
-    const int together = op->together, groups = a->last_group - a->first_group;
-    const struct kernel kernel = find_kernel(together, a->down, a->across, op->stride_cols);
-    const int usual = WEIGHT_BITS != 8 && op->act.kind <= RELU && op->tail_act.kind <= RELU && op->mask == ABSENT;
-    vec spare[MAX_SUMS];
-
-    if (usual && op->blocks == 1 && !op->prefetch && SMALL(together, a->down, a->across)) {
-        kernel.plain(op, f, a);
-        return;
-    }
-    for (int number = a->first; number < a->last; number++) {
-        const int row = a->row + number / a->tiles_across * a->down, col = a->col + number % a->tiles_across * a->across;
-        struct tile t = tile_at(op, f, row, col);
-        const char *corner = t.in;
-        t.spare = spare;
-        t.usual = usual;
-        for (int block = 0; block < op->blocks; block++) {
-            const int32_t *starts = (const int32_t *)(f->constants + op->starts) + block * op->groups;
-            const int32_t *order = (const int32_t *)(f->constants + op->order) + block * op->groups * together;
-            t.in = corner + bases[block];
-            t.first_block = block == 0;
-            t.last_block = block + 1 == op->blocks;
-            kernel.groups(&t, entries, starts + a->first_group, order + a->first_group * together, groups);
-        }
-    }
+    if (planes->at == ABSENT) return;
+    if (given->at == ABSENT) __builtin_unreachable();
+    planes->at = given->at;
 }
+
+INLINE void conv_fitted(const struct conv *form, const struct conv *given, const struct frame *f, const struct area *given_area)
+{
+    struct conv op = *form;
+    struct area a = *given_area;
+    place(&op.in, &given->in);
+    place(&op.out, &given->out);
+    place(&op.residual, &given->residual);
+    place(&op.tail, &given->tail);
+    op.entries = given->entries, op.starts = given->starts, op.bases = given->bases, op.order = given->order;
+    op.bias = given->bias, op.step = given->step, op.scale = given->scale, op.shift = given->shift;
+    op.scratch = given->scratch;
+    if (op.mask != ABSENT) op.mask = given->mask;
+    a.tiles_across = form->cols / form->across;
+    conv_tiles(&op, f, &a, form->together, form->down, form->across, form->across == 1 ? 1 : form->stride_cols);
+}
+
+#define FIT(number, ...) \
+    static void fitted_##number(const struct conv *op, const struct frame *f, const struct area *a) \
+    { \
+        static const struct conv form = __VA_ARGS__; \
+        conv_fitted(&form, op, f, a); \
+    }
+FITTED(FIT)
+
+#define FITTED_NAME(number, ...) fitted_##number,
+static tiles_function *const fitted[] = {NULL, FITTED(FITTED_NAME)};
 
 /* Rows first .. last - 1 of the output. Whole tiles first; rows and columns that are left over go one by one. */
 static void conv_rows(const struct conv *op, const struct frame *f, int first, int last)
@@ -654,7 +712,10 @@ static void conv_rows(const struct conv *op, const struct frame *f, int first, i
                 a.first = 0, a.last = tiles;
                 a.first_group = parts[f->part], a.last_group = parts[f->part + 1];
             }
-            conv_area(op, f, &a);
+            if (op->fitted && down == op->down && across == op->across)
+                fitted[op->fitted](op, f, &a);
+            else
+                find_kernel(op->together, down, across, op->stride_cols)(op, f, &a);
         }
     }
 }
@@ -731,6 +792,26 @@ INLINE void fill_side(char *plane, int64_t pitch, int channels, const struct sid
     }
 }
 
+/* HALOS lists the halos of a network that has kernels of its own: H(number, bytes from channel to channel, count of
+ * sides, struct side ...). */
+#ifndef HALOS
+#define HALOS(H)
+#endif
+
+#define FIT_HALO(number, pitch, count, ...) \
+    static void halo_##number(char *plane, int channels) \
+    { \
+        static const struct side sides[] = {__VA_ARGS__}; \
+        for (; channels > 0; channels--, plane += pitch) { \
+            EACH(i, count) fill_side(plane, 0, 1, sides + i, sides[i].shift); \
+        } \
+    }
+HALOS(FIT_HALO)
+
+typedef void halo_function(char *, int);
+#define HALO_NAME(number, ...) halo_##number,
+static halo_function *const halos[] = {NULL, HALOS(HALO_NAME)};
+
 /* So many channels at a time that they stay in the first-level cache from one side to the next. */
 static void run_halo(const struct halo *op, const struct frame *f)
 {
@@ -738,6 +819,10 @@ static void run_halo(const struct halo *op, const struct frame *f)
     const struct side *sides = (const struct side *)(f->constants + op->sides);
     const struct share s = share_of(f, op->channels);
     const int64_t pitch = op->image.pitch;
+    if (op->fitted) {
+        halos[op->fitted](f->arena + op->image.at + s.first * pitch, s.last - s.first);
+        return;
+    }
     const int together = pitch < NEAR ? (int)(NEAR / pitch) : 1;
     for (int channel = s.first; channel < s.last; channel += together) {
         const int count = s.last - channel < together ? s.last - channel : together;

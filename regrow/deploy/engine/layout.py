@@ -18,7 +18,7 @@ Cell = tuple[int, int]
 
 _SHIFTS: dict[Cell, int] = {(-1, 0): 1, (1, 0): 2, (0, -1): 3, (0, 1): 4}
 """`enum shift` of kernels.c, by the neighbour's place."""
-_NUMBERS = 16  # at the start of `struct side`
+SIDE_NUMBERS = 16  # at the start of `struct side`
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def halo_sides(planes: Planes) -> NDArray[np.int32]:
 
 def side_bytes(lanes: int) -> int:
     """The size of `struct side`."""
-    return 4 * (_NUMBERS + 2 * lanes)
+    return 4 * (SIDE_NUMBERS + 2 * lanes)
 
 
 def _side(planes: Planes, neighbour: Cell, target: Cell, source: Cell, step: int, cells: int) -> NDArray[np.int32]:
@@ -188,7 +188,7 @@ def _side(planes: Planes, neighbour: Cell, target: Cell, source: Cell, step: int
     i, j = lane // grid.across + neighbour[0], lane % grid.across + neighbour[1]
     inside = (i >= 0) & (i < grid.down) & (j >= 0) & (j < grid.across)
     to, start = (planes.first + row * planes.row_pitch + col for row, col in (target, source))
-    numbers = np.zeros(_NUMBERS, np.int64)
+    numbers = np.zeros(SIDE_NUMBERS, np.int64)
     numbers[:4] = [4 * grid.lanes * vectors for vectors in (to, start, step)] + [cells]
     numbers[4] = _SHIFTS.get(neighbour, 0) if (grid.down, grid.across) == (2, 4) else 0
     lanes = np.where(inside, i * grid.across + j, 0)

@@ -34,7 +34,7 @@ class Conv(ctypes.Structure):
         *((name, c_int32) for name in ("rows", "cols", "channels", "groups", "blocks", "together", "down", "across")),
         *(
             (name, c_int32)
-            for name in ("stride_rows", "stride_cols", "share_channels", "followers", "band", "prefetch")
+            for name in ("stride_rows", "stride_cols", "share_channels", "followers", "band", "prefetch", "fitted")
         ),
         ("act", Activate),
         ("tail_act", Activate),
@@ -57,7 +57,7 @@ class Halo(ctypes.Structure):
     _fields_: ClassVar[Fields] = [
         ("image", Planes),
         ("sides", c_int64),
-        *((name, c_int32) for name in ("channels", "count")),
+        *((name, c_int32) for name in ("channels", "count", "fitted")),
     ]
 
 

@@ -22,6 +22,9 @@ ENTRIES: dict[Format, np.dtype[np.void]] = {
 }
 """`struct entry` of kernels.c: the offset in bytes for fp32, in vectors (or features) for the small formats."""
 
+AROUND = 4
+"""What it takes to start and finish an output channel, in weights."""
+
 FARTHEST = {"fp32": 2**32 - 1, "fp16": 2**16 - 1, "int8": 2**16 - 1}
 """The largest offset."""
 
@@ -89,10 +92,10 @@ class Walk:
 def walk(weights: NonZeros, entry: np.dtype[np.void], unit: int, *, together: int, blocks: int, parts: int = 1) -> Walk:
     """Arrange weights for `together` output channels at a time and `blocks` blocks of input channels.
 
-    In every block channels with about the same number of weights come together: groups then end at the same time
-    (the shorter ones are filled up with zeros), and the processor predicts where. Every second group is walked
-    backwards, because the pixels that the one before it read last are still close. Offsets are counted in `unit`s of
-    a vector from where the block starts.
+    Single channels keep their order. Of several, in every block those with about the same number of weights come
+    together: they then end at about the same time (the shorter ones are filled up with zeros). Every second group is
+    walked backwards, because the pixels that the one before it read last are still close. Offsets are counted in
+    `unit`s of a vector from where the block starts.
     """
     block_of = weights.source * blocks // max(1, weights.inputs)
     bases = -(-np.arange(blocks) * weights.inputs // blocks) * weights.pitch
@@ -124,11 +127,10 @@ def walk(weights: NonZeros, entry: np.dtype[np.void], unit: int, *, together: in
 
 
 def _divide(counts: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
-    """Deal the channels out to threads, the heaviest first, back and forth, so that all get about the same work."""
-    dealt = np.arange(len(counts)) % (2 * parts)
-    part_of = np.empty_like(counts)
-    part_of[np.argsort(-counts, kind="stable")] = np.where(dealt < parts, dealt, 2 * parts - 1 - dealt)
-    return part_of
+    """Divide the channels among threads, in their order, so that all get about the same work."""
+    work = counts + AROUND
+    middle = np.cumsum(work) - work / 2
+    return (middle * parts / work.sum()).astype(np.int64)
 
 
 def _orders(
@@ -144,7 +146,8 @@ def _orders(
     for block, block_counts in enumerate(counts):
         for part in range(parts):
             own = np.flatnonzero(part_of == part)
-            own = own[np.argsort(-block_counts[own], kind="stable")]
+            if together > 1:
+                own = own[np.argsort(-block_counts[own], kind="stable")]
             start, end = first_groups[part] * together, first_groups[part + 1] * together
             order[block, start:end] = np.pad(own, (0, end - start - len(own)), mode="edge") if len(own) else 0
     return order, first_groups.astype(np.int32)

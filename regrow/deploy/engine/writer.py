@@ -101,7 +101,7 @@ class Writer:
             entries=self.operands.constants.put(steps.entries),
             starts=self.operands.constants.put(steps.starts),
             bases=self.operands.constants.put(steps.bases * self.operands.vector),
-            order=self.operands.constants.put(np.pad(steps.order.reshape(-1), (0, tile.together), mode="edge")),
+            order=self._order(steps, tile),
             parts=self.operands.constants.put(steps.parts),
             bias=self.operands.floats(node.bias),
             step=self.operands.steps(node.weight),
@@ -126,6 +126,12 @@ class Writer:
             act=_activate(node.activation),
             tail_act=_activate(tail.activation if tail is not None else Activation()),
         )
+
+    def _order(self, steps: Walk, tile: Tile) -> int:
+        """With one channel too many at the end, which is looked at but not computed; single channels need none."""
+        if tile.together == 1:
+            return native.ABSENT
+        return self.operands.constants.put(np.pad(steps.order.reshape(-1), (0, tile.together), mode="edge"))
 
     def _walk(self, step: ConvStep, tile: Tile, parts: int) -> tuple[Walk, int]:
         """The order of a convolution's weights, and in how many blocks of input channels they come."""

@@ -1,0 +1,78 @@
+"""Kernels made for one network compute what those for any network compute, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch import Tensor, nn
+
+from regrow.deploy.engine.build import fit_library, load_library
+from regrow.deploy.engine.capture import capture
+from regrow.deploy.engine.fitted import fitted
+from regrow.deploy.engine.fuse import fuse
+from regrow.deploy.engine.model import NativeRunner
+from regrow.deploy.engine.plan import Plan, write_plan
+from regrow.deploy.engine.schedule import schedule
+from regrow.models import build
+from tests.deploy.networks import networks, sparsify
+
+LANES = [lanes for lanes in (4, 8, 16) if lanes <= load_library().lanes]
+
+
+def plan_of(model: nn.Module, x: Tensor, lanes: int, threads: int = 1) -> Plan:
+    return write_plan(schedule(fuse(capture(model, x)), lanes), threads=threads)
+
+
+def check(model: nn.Module, x: Tensor, lanes: int, threads: int = 1) -> None:
+    library, plan = load_library(lanes=lanes), plan_of(model, x, lanes, threads)
+    own_plan, definitions = fitted(plan)
+    with torch.no_grad():
+        y = torch.empty_like(model(x))
+    own_y = torch.full_like(y, float("nan"))
+    NativeRunner(library, plan, threads=threads, divide=True).run(x, y)
+    NativeRunner(fit_library(library, definitions), own_plan, threads=threads, divide=True).run(x, own_y)
+    assert torch.equal(y, own_y)
+
+
+def sparse(name: str, size: int, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    model = build(name, size=size).eval()
+    sparsify(model, 0.1, torch.Generator().manual_seed(seed))
+    return model
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize(("name", "size"), [("resnet8", 32), ("resnet8", 28), ("densenet22", 32)])
+def test_built_in_networks_are_computed_alike(name: str, size: int, lanes: int) -> None:
+    check(sparse(name, size), torch.randn(2, 3, size, size), lanes)
+
+
+def test_threads_that_share_an_image_compute_alike() -> None:
+    check(sparse("resnet8", 32), torch.randn(1, 3, 32, 32), load_library().lanes, threads=3)
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(drawn=networks())
+def test_any_network_is_computed_alike(drawn: tuple[nn.Module, Tensor]) -> None:
+    check(*drawn, load_library().lanes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("lanes", LANES)
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(drawn=networks())
+def test_many_networks_are_computed_alike(lanes: int, drawn: tuple[nn.Module, Tensor]) -> None:
+    check(*drawn, lanes)
+
+
+def test_networks_that_differ_in_their_weights_share_kernels() -> None:
+    x, lanes = torch.randn(1, 3, 32, 32), load_library().lanes
+    plans = [plan_of(sparse("resnet8", 32, seed), x, lanes) for seed in (0, 1)]
+    (_, first), (own, second) = (fitted(plan) for plan in plans)
+    assert first == second
+    convolutions = [op.as_.conv for op in own.ops if op.kind == 0]
+    assert all(conv.fitted for conv in convolutions)
+    assert max(conv.fitted for conv in convolutions) < len(convolutions)
+    assert not any(op.as_.conv.fitted for op in plans[1].ops if op.kind == 0)  # the given plan stays as it was
