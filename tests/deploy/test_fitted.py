@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from regrow.deploy.engine.build import fit_library, load_library
 from regrow.deploy.engine.capture import capture
-from regrow.deploy.engine.fitted import fitted
+from regrow.deploy.engine.fitted import HALO, fitted
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.model import NativeRunner
 from regrow.deploy.engine.plan import Plan, write_plan
+from regrow.deploy.engine.problems import conv_steps, problem_of, region_of
 from regrow.deploy.engine.schedule import schedule
+from regrow.deploy.engine.tiles import candidates
 from regrow.models import build
 from tests.deploy.networks import networks, sparsify
 
@@ -24,8 +26,17 @@ def plan_of(model: nn.Module, x: Tensor, lanes: int, threads: int = 1) -> Plan:
     return write_plan(schedule(fuse(capture(model, x)), lanes), threads=threads)
 
 
-def check(model: nn.Module, x: Tensor, lanes: int, threads: int = 1) -> None:
-    library, plan = load_library(lanes=lanes), plan_of(model, x, lanes, threads)
+def halos(plan: Plan) -> int:
+    return sum(op.kind == HALO for op in plan.ops)
+
+
+def check(model: nn.Module, x: Tensor, lanes: int, threads: int = 1) -> int:
+    """Compare the two, and say how many halos are written along with the convolution before."""
+    return check_plan(model, x, plan_of(model, x, lanes, threads), threads)
+
+
+def check_plan(model: nn.Module, x: Tensor, plan: Plan, threads: int = 1) -> int:
+    library = load_library(lanes=plan.lanes)
     own_plan, definitions = fitted(plan)
     with torch.no_grad():
         y = torch.empty_like(model(x))
@@ -33,6 +44,7 @@ def check(model: nn.Module, x: Tensor, lanes: int, threads: int = 1) -> None:
     NativeRunner(library, plan, threads=threads, divide=True).run(x, y)
     NativeRunner(fit_library(library, definitions), own_plan, threads=threads, divide=True).run(x, own_y)
     assert torch.equal(y, own_y)
+    return halos(plan) - halos(own_plan)
 
 
 def sparse(name: str, size: int, seed: int = 0) -> nn.Module:
@@ -46,6 +58,39 @@ def sparse(name: str, size: int, seed: int = 0) -> nn.Module:
 @pytest.mark.parametrize(("name", "size"), [("resnet8", 32), ("resnet8", 28), ("densenet22", 32)])
 def test_built_in_networks_are_computed_alike(name: str, size: int, lanes: int) -> None:
     check(sparse(name, size), torch.randn(2, 3, size, size), lanes)
+
+
+class Block(nn.Module):
+    """A step with stride, and a sum whose normalised form is what the next convolution reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.first, self.second, self.last = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        y = x + self.second(torch.relu(self.first(x)))
+        return y + self.last(torch.relu(self.norm(y)))
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("size", [(32, 32), (20, 28)])
+def test_halos_are_written_along_with_regions(size: tuple[int, int], lanes: int) -> None:
+    torch.manual_seed(0)
+    model, x = Block().eval(), torch.randn(2, 3, *size)
+    model.norm.running_mean.normal_()
+    sparsify(model, 0.3, torch.Generator().manual_seed(1))
+    steps = schedule(fuse(capture(model, x)), lanes)
+    offers = []
+    for step in conv_steps(steps):
+        rows, cols = region_of(step)
+        tiles = candidates(problem_of(step, lanes, 1))
+        offers.append([tile for tile in tiles if tile.across == cols and rows % tile.down == 0])
+    for turn in range(2):
+        plan = write_plan(steps, [offer[turn % len(offer)] for offer in offers])
+        assert check_plan(model, x, plan) == 3
 
 
 def test_threads_that_share_an_image_compute_alike() -> None:

@@ -31,7 +31,7 @@ class Job(ctypes.Structure):
     """`struct job` of team.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("ops", "constants", "arenas")),
+        *((name, ctypes.c_void_p) for name in ("team", "ops", "constants", "arenas")),
         *((name, ctypes.c_int64) for name in ("arena_bytes", "x_floats", "y_floats")),
         *((name, ctypes.c_void_p) for name in ("x", "y", "seconds")),
         ("count", ctypes.c_int32),
@@ -130,7 +130,7 @@ def _load(compiler: str, flags: tuple[str, ...], folder: str, definitions: str) 
     handle.regrow_team_new.argtypes = [ctypes.c_int]
     handle.regrow_team_free.argtypes = [ctypes.c_void_p]
     handle.regrow_team_size.argtypes = [ctypes.c_void_p]
-    handle.regrow_run.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int, ctypes.c_void_p]
+    handle.regrow_run.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int]
     handle.regrow_run.restype = None
     handle.regrow_peak.restype = ctypes.c_double
     sizes = handle.regrow_sizeof_op(), handle.regrow_sizeof_side()

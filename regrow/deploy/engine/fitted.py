@@ -1,14 +1,16 @@
 """Kernels made for the layers of one network, in which the compiler knows every distance and what is absent.
 
 In a very sparse layer a channel takes a few dozen multiply-adds, and reading distances and asking what there is to do
-around them takes as long as a third of that. Where operands lie is still up to the plan: layers of the same form share
-a kernel, and so do networks with other weights.
+around them takes as long as a third of that. These kernels also write the halo along with the region, from registers.
+Where operands lie is still up to the plan: layers of the same form share a kernel, and so do networks with other
+weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 
@@ -19,65 +21,112 @@ from regrow.deploy.engine.layout import SIDE_NUMBERS, side_bytes
 from regrow.deploy.engine.plan import Plan
 from regrow.deploy.engine.tiles import Shape, Tile, shapes_of
 
-_PLACES = ("entries", "starts", "bases", "order", "parts", "bias", "step", "scale", "shift", "scratch")
-_DRIVEN = ("share_channels", "followers", "band", "fitted")
-"""What only the loops around the kernels read."""
+CONV, HALO = native.KINDS[native.Conv][0], native.KINDS[native.Halo][0]
+RELU = 1
+"""The last activation that kernels compute in registers."""
 
 MOST_SIDES = 8
 """A wider halo moves so much that knowing the distances no longer matters."""
 
+_PLACES = ("entries", "starts", "bases", "order", "parts", "bias", "step", "scale", "shift", "scratch")
+_DRIVEN = ("share_channels", "followers", "band", "fitted")
+"""What only the loops around the kernels read."""
+
 
 def fitted(plan: Plan) -> tuple[Plan, str]:
     """The plan with a kernel of its own for every form of layer, and the definitions that kernels.c makes them from."""
-    ops = type(plan.ops).from_buffer_copy(plan.ops)
+    ops = list(type(plan.ops).from_buffer_copy(plan.ops))
     forms: dict[str, int] = {}
     halos: dict[str, int] = {}
     shapes: set[Shape] = {(1, 1, 1, 1)}
-    for op in ops:
-        if op.kind == native.KINDS[native.Conv][0]:
+    written: set[int] = set()
+    for number, op in enumerate(ops):
+        if op.kind == CONV:
             conv = op.as_.conv
-            shapes |= _edges(conv)
-            conv.fitted = forms.setdefault(initializer(_form(conv)), len(forms) + 1)
-        elif op.kind == native.KINDS[native.Halo][0] and op.as_.halo.count <= MOST_SIDES:
-            halo = op.as_.halo
-            halo.fitted = halos.setdefault(_sides(halo, plan), len(halos) + 1)
-    lists = [tile_list(shapes), _list("FITTED", forms), _list("HALOS", halos)]
-    return replace(plan, ops=ops), "\n".join(lists)
+            edges = _edges(number, ops, plan)
+            written |= edges.keys()
+            shapes |= _remaining(conv)
+            conv.fitted = forms.setdefault(_form(conv, edges.values()), len(forms) + 1)
+        elif op.kind == HALO and number not in written:
+            sides = _sides(op.as_.halo, plan)
+            if len(sides) <= MOST_SIDES:
+                text = f"{op.as_.halo.image.pitch}, {len(sides)}, {', '.join(sides)}"
+                op.as_.halo.fitted = halos.setdefault(text, len(halos) + 1)
+    kept = [number for number in range(len(ops)) if number not in written]
+    fitting = replace(
+        plan,
+        ops=(native.Op * len(kept))(*(ops[number] for number in kept)),
+        labels=tuple(plan.labels[number] for number in kept),
+    )
+    return fitting, "\n".join([tile_list(shapes), _list("FITTED", forms), _list("HALOS", halos)])
 
 
 def _list(name: str, items: Iterable[str]) -> str:
     return " \\\n".join([f"#define {name}(F)", *(f"    F({number}, {item})" for number, item in enumerate(items, 1))])
 
 
-def _form(conv: native.Conv) -> native.Conv:
-    """Everything about a convolution but where its operands lie."""
+def _form(conv: native.Conv, edges: Iterable[str]) -> str:
+    """`struct form`: everything about a convolution but where its operands lie."""
     form = native.Conv.from_buffer_copy(conv)
     for name in (*_PLACES, *_DRIVEN):
         setattr(form, name, 0)
     form.mask = native.ABSENT if conv.mask == native.ABSENT else 0
     for planes in (form.in_, form.out, form.residual, form.tail):
         planes.at = native.ABSENT if planes.at == native.ABSENT else 0
-    return form
+    written = ", ".join(edges)
+    return f"{{.op = {initializer(form)}, .writes_edges = {int(bool(written))}, .edges = {{{written or '{{{0}}}'}}}}}"
 
 
-def _edges(conv: native.Conv) -> set[Shape]:
+def _remaining(conv: native.Conv) -> set[Shape]:
     """The tiles for rows and columns that are left over: these are few, and kernels for any layer do."""
     tile = Tile(conv.together, conv.down, conv.across)
-    return set(shapes_of(tile, conv.stride_cols)) if conv.rows % tile.down or conv.cols % tile.across else set()
+    return set() if _divides(conv) else set(shapes_of(tile, conv.stride_cols))
 
 
-def _sides(halo: native.Halo, plan: Plan) -> str:
-    size = side_bytes(plan.lanes)
-    table = np.frombuffer(plan.constants[halo.sides : halo.sides + halo.count * size].tobytes(), "<i4")
-    sides = []
-    for numbers in table.reshape(halo.count, -1):
+def _divides(conv: native.Conv) -> bool:
+    return bool(conv.rows % conv.down == 0 and conv.cols % conv.across == 0)
+
+
+def _edges(number: int, ops: list[native.Op], plan: Plan) -> dict[int, str]:
+    """The halos that a convolution can write along, by their number among the operations, as `struct edges`."""
+    conv = ops[number].as_.conv
+    if not _divides(conv) or conv.across != conv.cols or conv.band or max(conv.act.kind, conv.tail_act.kind) > RELU:
+        return {}
+    found = {}
+    for after, halo in _halos_after(number, ops):
+        if max(halo.above, halo.below, halo.left, halo.right) > 1:
+            continue
+        first = halo.image.at + halo.above * halo.image.row + halo.left * 4 * plan.lanes
+        for place, planes in enumerate((conv.out, conv.tail)):
+            if planes.at == first:
+                found[after] = f"[{place}] = {_edge_list(halo, plan)}"
+    return found
+
+
+def _halos_after(number: int, ops: list[native.Op]) -> Iterator[tuple[int, native.Halo]]:
+    after = enumerate(ops[number + 1 :], number + 1)
+    return ((place, op.as_.halo) for place, op in takewhile(lambda item: item[1].kind == HALO, after))
+
+
+def _edge_list(halo: native.Halo, plan: Plan) -> str:
+    sides = iter(_sides(halo, plan))
+    names = (name for name in ("above", "below", "left", "right") if getattr(halo, name))
+    return "{" + ", ".join(f".{name} = {next(sides)}" for name in names) + "}"
+
+
+def _sides(halo: native.Halo, plan: Plan) -> list[str]:
+    """The sides of a halo, each as `struct side`."""
+    count, size = halo.above + halo.below + halo.left + halo.right, side_bytes(plan.lanes)
+    table = np.frombuffer(plan.constants[halo.sides : halo.sides + count * size].tobytes(), "<i4")
+    texts = []
+    for numbers in table.reshape(count, -1):
         to, start, step, cells, shift = numbers[:5]
         lanes, mask = np.split(numbers[SIDE_NUMBERS:], 2)
-        sides.append(
+        texts.append(
             f"{{.to = {to}, .from = {start}, .step = {step}, .cells = {cells}, .shift = {shift}, "
             f".lanes = {_vector(lanes)}, .mask = {_vector(mask)}}}"
         )
-    return f"{halo.image.pitch}, {halo.count}, {', '.join(sides)}"
+    return texts
 
 
 def _vector(numbers: Iterable[int]) -> str:

@@ -128,9 +128,15 @@ struct side {
 /* Fills the halo. Rows come first: the corners are then in the halo of the neighbours at the left and right. */
 struct halo {
     struct planes image;
-    int64_t sides; /* struct side */
-    int32_t channels, count;
+    int64_t sides;                      /* struct side: the rows above and below, the columns left and right */
+    int32_t above, below, left, right;  /* how many */
+    int32_t channels;
     int32_t fitted; /* the number of the kernel for these sides, or 0 */
+};
+
+/* A halo of one cell at most, on the sides that have cells. */
+struct edges {
+    struct side above, below, left, right;
 };
 
 struct pool {
@@ -201,6 +207,7 @@ struct share {
 
 INLINE struct share share_of(const struct frame *f, int n)
 {
+    if (f->parts == 1) return (struct share){0, n};
     struct share s = {(int)((int64_t)n * f->part / f->parts), (int)((int64_t)n * (f->part + 1) / f->parts)};
     return s;
 }
@@ -240,6 +247,23 @@ INLINE vec permute(vec v, ivec lanes, ivec mask)
 #else
     return (vec)((ivec)__builtin_shuffle(v, lanes) & mask);
 #endif
+}
+
+/* What lanes get from the neighbour at a side; with regions in rows of four, AVX2 has an instruction for it. */
+INLINE vec from_side(vec v, const struct side *side, const int shift)
+{
+#if LANES == 8 && defined(__AVX2__)
+    const __m256 x = (__m256)v;
+    switch (shift) {
+    case ABOVE: return (vec)_mm256_permute2f128_ps(x, x, 0x08);
+    case BELOW: return (vec)_mm256_permute2f128_ps(x, x, 0x81);
+    case LEFT: return (vec)_mm256_slli_si256((__m256i)x, 4);
+    case RIGHT: return (vec)_mm256_srli_si256((__m256i)x, 4);
+    default: break;
+    }
+#endif
+    (void)shift;
+    return permute(v, side->lanes, side->mask);
 }
 
 /* e^x to a few units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. */
@@ -303,12 +327,16 @@ INLINE vec read_entry(const struct entry *e, const char *corner, const char **pi
 #if WEIGHT_BITS != 32
     *pixel = corner + (uint32_t)e->offset * VECTOR;
     return splat(widen(e->value));
-#elif defined(__AVX512F__)
+#elif LANES >= 8 && defined(__AVX2__)
     /* One load instead of two: the second half of the 64 bits goes from a register straight to all lanes. */
     uint64_t bits;
     memcpy(&bits, e, sizeof bits);
     *pixel = corner + (uint32_t)bits;
+#if LANES == 16
     return (vec)((int32_t)(bits >> 32) - (ivec){0});
+#else
+    return (vec)_mm256_broadcastd_epi32(_mm_cvtsi32_si128((int32_t)(bits >> 32)));
+#endif
 #else
     *pixel = corner + e->offset;
     return splat(e->value);
@@ -322,6 +350,8 @@ struct tile {
     const char *in, *residual, *mask;
     char *out, *tail, *scratch;
     vec *spare; /* for sums that have to leave the registers */
+    const struct edges *edges; /* of the output and of the tail that are written along, or NULL */
+    int row, col;
 };
 
 #define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
@@ -364,16 +394,6 @@ INLINE void walk(vec *sums, const struct entry *e, const struct entry *end, cons
     }
 }
 
-INLINE void store_sums(const vec *sums, char *to, const struct planes *planes, const int32_t *channels,
-                       const int together, const int down, const int across)
-{
-    const int64_t pitch = planes->pitch, row = planes->row;
-    EACH(m, together) {
-        char *out = to + channels[m] * pitch;
-        EACH(i, down * across) store(CELL(out, i, row), sums[m * down * across + i]);
-    }
-}
-
 /* All residuals of a group are read before anything is written: one that is filled up with a channel it has already
  * gives the same result twice. */
 INLINE void add_residual(vec *sums, const struct tile *t, const struct conv *op, const int32_t *channels,
@@ -398,6 +418,52 @@ INLINE void mask_sums(vec *sums, const struct tile *t, const struct conv *op, co
     }
 }
 
+/* A row of the halo, with its corners, from the row of a tile that lies there. */
+INLINE void store_edge_row(const vec *sums, char *to, const struct side *side, const struct edges *edges,
+                           const struct conv *op, int col, const int across)
+{
+    vec moved[MAX_SUMS];
+    EACH(c, across) {
+        moved[c] = from_side(sums[c], side, side->shift);
+        store(to + c * VECTOR, moved[c]);
+    }
+    if (edges->left.cells && col + across == op->cols)
+        store(to - (col + 1) * VECTOR, from_side(moved[across - 1], &edges->left, edges->left.shift));
+    if (edges->right.cells && col == 0)
+        store(to + op->cols * VECTOR, from_side(moved[0], &edges->right, edges->right.shift));
+}
+
+/* What neighbouring regions need of a tile goes to their halos at once, while it is in registers. */
+INLINE void store_edges(const vec *sums, char *out, int64_t pitch, const struct edges *edges, const struct conv *op,
+                        int row, int col, const int down, const int across)
+{
+    EACH(r, down) {
+        char *start = out + r * pitch;
+        if (edges->left.cells && col + across == op->cols)
+            store(start - (col + 1) * VECTOR,
+                  from_side(sums[r * across + across - 1], &edges->left, edges->left.shift));
+        if (edges->right.cells && col == 0)
+            store(start + op->cols * VECTOR, from_side(sums[r * across], &edges->right, edges->right.shift));
+    }
+    if (edges->below.cells && row == 0)
+        store_edge_row(sums, out + op->rows * pitch, &edges->below, edges, op, col, across);
+    if (edges->above.cells && row + down == op->rows)
+        store_edge_row(sums + (down - 1) * across, out - (row + 1) * pitch, &edges->above, edges, op, col, across);
+}
+
+INLINE void store_sums(const vec *sums, const struct tile *t, char *to, const struct planes *planes,
+                       const struct edges *edges, const struct conv *op, const int32_t *channels, const int together,
+                       const int down, const int across)
+{
+    const int64_t pitch = planes->pitch, row = planes->row;
+    EACH(m, together) {
+        const vec *own = sums + m * down * across;
+        char *out = to + channels[m] * pitch;
+        EACH(i, down * across) store(CELL(out, i, row), own[i]);
+        if (edges) store_edges(own, out, row, edges, op, t->row, t->col, down, across);
+    }
+}
+
 /* The last step, with the sums still in registers, as most layers need it. */
 INLINE void finish(vec *sums, const struct tile *t, const struct conv *op, const int32_t *channels, const int together,
                    const int down, const int across)
@@ -408,7 +474,8 @@ INLINE void finish(vec *sums, const struct tile *t, const struct conv *op, const
         EACH(i, together * n) sums[i] = relu(sums[i]);
     }
     mask_sums(sums, t, op, together, down, across);
-    if (op->out.at != ABSENT) store_sums(sums, t->out, &op->out, channels, together, down, across);
+    if (op->out.at != ABSENT)
+        store_sums(sums, t, t->out, &op->out, t->edges, op, channels, together, down, across);
     if (op->tail.at != ABSENT) {
         EACH(m, together) {
             EACH(i, n) sums[m * n + i] = sums[m * n + i] * t->scale[channels[m]] + t->shift[channels[m]];
@@ -417,7 +484,7 @@ INLINE void finish(vec *sums, const struct tile *t, const struct conv *op, const
             EACH(i, together * n) sums[i] = relu(sums[i]);
         }
         mask_sums(sums, t, op, together, down, across);
-        store_sums(sums, t->tail, &op->tail, channels, together, down, across);
+        store_sums(sums, t, t->tail, &op->tail, t->edges ? t->edges + 1 : NULL, op, channels, together, down, across);
     }
 }
 
@@ -481,7 +548,7 @@ INLINE struct tile tile_at(const struct conv *op, const struct frame *f, int row
 {
     const int64_t x = (int64_t)col * VECTOR;
     const int64_t scratch_size = (int64_t)op->channels * op->down * op->across * VECTOR;
-    struct tile t = {.op = op};
+    struct tile t = {.op = op, .row = row, .col = col};
     t.bias = (const float *)(f->constants + op->bias);
     t.scale = (const float *)(f->constants + op->scale);
     t.shift = (const float *)(f->constants + op->shift);
@@ -589,20 +656,16 @@ INLINE void conv_block(const struct tile *t, const struct conv *op, const struct
 {
     if (together > 1)
         conv_groups(t, op, b, together, down, across, stride);
-    else if (b->first && b->last)
+    else if (op->blocks == 1)
         conv_channels(t, op, b, first_group, 1, 1, down, across, stride);
-    else if (b->first)
-        conv_channels(t, op, b, first_group, 1, 0, down, across, stride);
-    else if (b->last)
-        conv_channels(t, op, b, first_group, 0, 1, down, across, stride);
     else
-        conv_channels(t, op, b, first_group, 0, 0, down, across, stride);
+        conv_channels(t, op, b, first_group, b->first, b->last, down, across, stride);
 }
 
 /* The tile is the outer loop, so that its pixels stay in the first-level cache while the weights stream by. If all
  * input channels of a tile are too much for that cache they are walked in blocks, with partial sums in between. */
-INLINE void conv_tiles(const struct conv *given, const struct frame *f, const struct area *a, const int together,
-                       const int down, const int across, const int stride)
+INLINE void conv_tiles(const struct conv *given, const struct edges *edges, const struct frame *f,
+                       const struct area *a, const int together, const int down, const int across, const int stride)
 {
     const struct conv op = *given; /* a copy, which no result that is stored can alias */
     const int32_t *starts = (const int32_t *)(f->constants + op.starts) + a->first_group;
@@ -618,6 +681,7 @@ INLINE void conv_tiles(const struct conv *given, const struct frame *f, const st
         struct tile t = tile_at(&op, f, a->row + row * down, a->col + col * across);
         const char *corner = t.in;
         t.spare = spare;
+        t.edges = edges;
         for (int block = 0; block < op.blocks; block++) {
             b.starts = starts + block * op.groups;
             b.order = order + block * op.groups * together;
@@ -637,7 +701,7 @@ typedef void tiles_function(const struct conv *, const struct frame *, const str
     static void tiles_##together##_##down##_##across##_##stride(const struct conv *op, const struct frame *f, \
                                                                 const struct area *a) \
     { \
-        if (together * down * across <= MAX_SUMS) conv_tiles(op, f, a, together, down, across, stride); \
+        if (together * down * across <= MAX_SUMS) conv_tiles(op, NULL, f, a, together, down, across, stride); \
     }
 TILES(DEFINE)
 
@@ -652,11 +716,17 @@ static tiles_function *find_kernel(int together, int down, int across, int strid
     return NULL;
 }
 
-/* FITTED lists the forms of a network's layers, F(number, {struct conv}), if it is to have kernels of its own: where
+/* FITTED lists the forms of a network's layers, F(number, {struct form}), if it is to have kernels of its own: where
  * everything lies is still up to the plan, but the compiler knows all distances, counts and what is absent. */
 #ifndef FITTED
 #define FITTED(F)
 #endif
+
+struct form {
+    struct conv op;
+    int32_t writes_edges;
+    struct edges edges[2]; /* of the output and of the tail */
+};
 
 INLINE void place(struct planes *planes, const struct planes *given)
 {
@@ -665,9 +735,10 @@ INLINE void place(struct planes *planes, const struct planes *given)
     planes->at = given->at;
 }
 
-INLINE void conv_fitted(const struct conv *form, const struct conv *given, const struct frame *f, const struct area *given_area)
+INLINE void conv_fitted(const struct form *form, const struct conv *given, const struct frame *f,
+                        const struct area *given_area)
 {
-    struct conv op = *form;
+    struct conv op = form->op;
     struct area a = *given_area;
     place(&op.in, &given->in);
     place(&op.out, &given->out);
@@ -677,14 +748,15 @@ INLINE void conv_fitted(const struct conv *form, const struct conv *given, const
     op.bias = given->bias, op.step = given->step, op.scale = given->scale, op.shift = given->shift;
     op.scratch = given->scratch;
     if (op.mask != ABSENT) op.mask = given->mask;
-    a.tiles_across = form->cols / form->across;
-    conv_tiles(&op, f, &a, form->together, form->down, form->across, form->across == 1 ? 1 : form->stride_cols);
+    a.tiles_across = form->op.cols / form->op.across;
+    conv_tiles(&op, form->writes_edges ? form->edges : NULL, f, &a, form->op.together, form->op.down, form->op.across,
+               form->op.across == 1 ? 1 : form->op.stride_cols);
 }
 
 #define FIT(number, ...) \
     static void fitted_##number(const struct conv *op, const struct frame *f, const struct area *a) \
     { \
-        static const struct conv form = __VA_ARGS__; \
+        static const struct form form = __VA_ARGS__; \
         conv_fitted(&form, op, f, a); \
     }
 FITTED(FIT)
@@ -704,10 +776,10 @@ static void conv_rows(const struct conv *op, const struct frame *f, int first, i
         for (int beside = 0; beside < 2; beside++) {
             const int across = beside ? 1 : op->across;
             const int col = beside ? whole_cols : 0, cols = beside ? op->cols - col : whole_cols;
-            const int tiles = (rows / down) * (cols / across);
+            if (rows == 0 || cols == 0) continue;
+            const int tiles_across = cols / across, tiles = rows / down * tiles_across;
             const struct share s = share_of(f, tiles);
-            struct area a = {row, col, down, across, cols / across, s.first, s.last, 0, op->groups};
-            if (tiles == 0) continue;
+            struct area a = {row, col, down, across, tiles_across, s.first, s.last, 0, op->groups};
             if (by_channel) {
                 a.first = 0, a.last = tiles;
                 a.first_group = parts[f->part], a.last_group = parts[f->part + 1];
@@ -760,23 +832,6 @@ static void run_gather(const struct gather *op, const struct frame *f)
     }
 }
 
-/* What lanes get from the neighbour at a side; with regions in rows of four, AVX2 has an instruction for it. */
-INLINE vec from_side(vec v, const struct side *side, const int shift)
-{
-#if LANES == 8 && defined(__AVX2__)
-    const __m256 x = (__m256)v;
-    switch (shift) {
-    case ABOVE: return (vec)_mm256_permute2f128_ps(x, x, 0x08);
-    case BELOW: return (vec)_mm256_permute2f128_ps(x, x, 0x81);
-    case LEFT: return (vec)_mm256_slli_si256((__m256i)x, 4);
-    case RIGHT: return (vec)_mm256_srli_si256((__m256i)x, 4);
-    default: break;
-    }
-#endif
-    (void)shift;
-    return permute(v, side->lanes, side->mask);
-}
-
 INLINE void fill_side(char *plane, int64_t pitch, int channels, const struct side *given, const int shift)
 {
     const struct side side = *given; /* a copy, which the cells cannot alias */
@@ -819,21 +874,22 @@ static void run_halo(const struct halo *op, const struct frame *f)
     const struct side *sides = (const struct side *)(f->constants + op->sides);
     const struct share s = share_of(f, op->channels);
     const int64_t pitch = op->image.pitch;
+    const int count = op->above + op->below + op->left + op->right;
     if (op->fitted) {
         halos[op->fitted](f->arena + op->image.at + s.first * pitch, s.last - s.first);
         return;
     }
     const int together = pitch < NEAR ? (int)(NEAR / pitch) : 1;
     for (int channel = s.first; channel < s.last; channel += together) {
-        const int count = s.last - channel < together ? s.last - channel : together;
+        const int some = s.last - channel < together ? s.last - channel : together;
         char *plane = f->arena + op->image.at + channel * pitch;
-        for (const struct side *side = sides; side != sides + op->count; side++) {
+        for (const struct side *side = sides; side != sides + count; side++) {
             switch (side->shift) {
-            case ABOVE: fill_side(plane, pitch, count, side, ABOVE); break;
-            case BELOW: fill_side(plane, pitch, count, side, BELOW); break;
-            case LEFT: fill_side(plane, pitch, count, side, LEFT); break;
-            case RIGHT: fill_side(plane, pitch, count, side, RIGHT); break;
-            default: fill_side(plane, pitch, count, side, ANY_SHIFT); break;
+            case ABOVE: fill_side(plane, pitch, some, side, ABOVE); break;
+            case BELOW: fill_side(plane, pitch, some, side, BELOW); break;
+            case LEFT: fill_side(plane, pitch, some, side, LEFT); break;
+            case RIGHT: fill_side(plane, pitch, some, side, RIGHT); break;
+            default: fill_side(plane, pitch, some, side, ANY_SHIFT); break;
             }
         }
     }

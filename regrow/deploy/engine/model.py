@@ -105,6 +105,7 @@ class CompiledModel:
         self.input_shape, self.output_shape = input_shape, output_shape
         self.native = isinstance(runner, NativeRunner)
         self._runner = runner
+        self._accepted = torch.Size((1, *input_shape))  # the last batch's shape: most have the same
 
     @overload
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
@@ -117,8 +118,10 @@ class CompiledModel:
             return result
         # A small network takes no longer than a dozen calls into torch: there are as few of them as possible.
         shape = x.shape
-        if shape[1:] != self.input_shape:
-            raise ValueError(f"expected a batch of {self.input_shape}, got an array of shape {tuple(shape)}")
+        if shape != self._accepted:
+            if shape[1:] != self.input_shape:
+                raise ValueError(f"expected a batch of {self.input_shape}, got an array of shape {tuple(shape)}")
+            self._accepted = shape
         if x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous():
             x = x.detach().to("cpu", torch.float32).contiguous()
         y = torch.empty(shape[0], *self.output_shape)
@@ -151,6 +154,7 @@ class _Session:
         self.arenas = allocate(arena_bytes * runner.threads)
         self.run = handle.regrow_run
         self.job = Job(
+            team=self.team,
             ops=ctypes.addressof(plan.ops),
             constants=constants.address,
             arenas=self.arenas.address,
@@ -191,27 +195,34 @@ class NativeRunner:
         """The memory it holds."""
         return Sizes(self.plan.constants.nbytes, self.plan.arena_bytes)
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, *, seconds: int | None = None) -> None:
-        """Write the output for `x` to `y`, and add the time of each operation to the doubles at address `seconds`."""
+    def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Write the output for `x` to `y`."""
         images = x.shape[0]
         if images == 0:
             return
+        session = self._borrow(x, y)
+        session.run(session.job_address, x.data_ptr(), y.data_ptr(), images)
+        self._idle.append(session)
+
+    def _borrow(self, x: torch.Tensor, y: torch.Tensor) -> _Session:
+        """A session that nobody else uses; to be given back to `_idle`."""
         # list.pop and list.append are atomic: two calls never get the same session.
         try:
-            session = self._idle.pop()
+            return self._idle.pop()
         except IndexError:
-            floats = (x[0].numel(), y[0].numel())
-            session = _Session(self, self._constants, floats)
-        session.run(session.team, session.job_address, x.data_ptr(), y.data_ptr(), images, seconds)
-        self._idle.append(session)
+            return _Session(self, self._constants, (x[0].numel(), y[0].numel()))
 
     def profile(self, x: torch.Tensor, y: torch.Tensor, repeat: int) -> Profile:
         """The least time of each operation."""
         least = np.full(len(self.plan.ops), np.inf)
+        session = self._borrow(x, y)
         for _ in range(repeat):
             taken = np.zeros(len(self.plan.ops))
-            self.run(x, y, seconds=taken.ctypes.data)
+            session.job.seconds = taken.ctypes.data
+            session.run(session.job_address, x.data_ptr(), y.data_ptr(), x.shape[0])
             least = np.minimum(least, taken)
+        session.job.seconds = None
+        self._idle.append(session)
         labels = zip(self.plan.labels, least, strict=True)
         return Profile(tuple(LayerTime(label.name, label.kind, float(s), label.macs) for label, s in labels))
 

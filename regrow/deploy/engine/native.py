@@ -57,7 +57,7 @@ class Halo(ctypes.Structure):
     _fields_: ClassVar[Fields] = [
         ("image", Planes),
         ("sides", c_int64),
-        *((name, c_int32) for name in ("channels", "count", "fitted")),
+        *((name, c_int32) for name in ("above", "below", "left", "right", "channels", "fitted")),
     ]
 
 

@@ -20,6 +20,7 @@
 #endif
 
 struct job {
+    struct team *team;
     const struct op *ops;
     const char *constants;
     char *arenas;
@@ -175,9 +176,10 @@ struct team *regrow_team_new(int size)
 int regrow_team_size(const struct team *team) { return team->size; }
 
 /* Runs `images` images from x to y; a job belongs to one team and is run by one caller at a time. */
-void regrow_run(struct team *team, struct job *job, const float *x, float *y, int images, double *seconds)
+void regrow_run(struct job *job, const float *x, float *y, int images)
 {
-    job->x = x, job->y = y, job->images = images, job->seconds = seconds;
+    struct team *team = job->team;
+    job->x = x, job->y = y, job->images = images;
     if (team->size == 1) {
         team->job = job;
         work(team, 0);

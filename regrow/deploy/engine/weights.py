@@ -130,7 +130,8 @@ def _divide(counts: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
     """Divide the channels among threads, in their order, so that all get about the same work."""
     work = counts + AROUND
     middle = np.cumsum(work) - work / 2
-    return (middle * parts / work.sum()).astype(np.int64)
+    part_of: NDArray[np.int64] = np.floor(middle * parts / work.sum()).astype(np.int64)
+    return part_of
 
 
 def _orders(

@@ -172,12 +172,15 @@ class Writer:
         assert buffer.planes is not None
         image = self.operands.planes(buffer)
         image.at = self.operands.at(buffer)
-        sides = halo_sides(buffer.planes)
+        halo = buffer.planes.halo
         return native.Halo(
             image=image,
-            sides=self.operands.constants.put(sides),
+            sides=self.operands.constants.put(halo_sides(buffer.planes)),
+            above=halo.top,
+            below=halo.bottom,
+            left=halo.left,
+            right=halo.right,
             channels=buffer.channels,
-            count=len(sides),
         )
 
     def _pool(self, step: PoolStep) -> native.Pool:
