@@ -103,6 +103,7 @@ struct conv {
     int32_t followers;      /* convolutions after this one that are computed with it, band by band */
     int32_t band;           /* rows at a time, if there are any */
     int32_t prefetch;       /* whether the output is too large to be in the cache */
+    int32_t downwards;      /* whether a tile shares most of its input with the one below, not with the one beside */
     int32_t fitted;         /* the number of the kernel for layers of this form, or 0 */
     struct activate act, tail_act;
 };
@@ -538,9 +539,10 @@ INLINE void prefetch_cells(const char *at, const struct planes *planes, const in
     }
 }
 
-/* A rectangle of tiles of the output, numbered row by row, of which `first` to `last` are to be computed. */
+/* A rectangle of tiles of the output, numbered row by row or downwards, of which `first` to `last` are to be
+ * computed. */
 struct area {
-    int row, col, down, across, tiles_across, first, last;
+    int row, col, down, across, tiles_down, tiles_across, first, last;
     int first_group, last_group;
 };
 
@@ -652,32 +654,41 @@ INLINE void conv_groups(const struct tile *t, const struct conv *op, const struc
 
 /* A block of input channels of one tile. */
 INLINE void conv_block(const struct tile *t, const struct conv *op, const struct block *b, int first_group,
-                       const int together, const int down, const int across, const int stride)
+                       const int fitted, const int together, const int down, const int across, const int stride)
 {
     if (together > 1)
         conv_groups(t, op, b, together, down, across, stride);
     else if (op->blocks == 1)
         conv_channels(t, op, b, first_group, 1, 1, down, across, stride);
-    else
+    else if (!fitted)
         conv_channels(t, op, b, first_group, b->first, b->last, down, across, stride);
+    else if (b->first)
+        conv_channels(t, op, b, first_group, 1, 0, down, across, stride);
+    else if (b->last)
+        conv_channels(t, op, b, first_group, 0, 1, down, across, stride);
+    else
+        conv_channels(t, op, b, first_group, 0, 0, down, across, stride);
 }
 
 /* The tile is the outer loop, so that its pixels stay in the first-level cache while the weights stream by. If all
  * input channels of a tile are too much for that cache they are walked in blocks, with partial sums in between. */
 INLINE void conv_tiles(const struct conv *given, const struct edges *edges, const struct frame *f,
-                       const struct area *a, const int together, const int down, const int across, const int stride)
+                       const struct area *a, const int fitted, const int together, const int down, const int across,
+                       const int stride)
 {
     const struct conv op = *given; /* a copy, which no result that is stored can alias */
     const int32_t *starts = (const int32_t *)(f->constants + op.starts) + a->first_group;
     const int32_t *order = (const int32_t *)(f->constants + op.order) + a->first_group * together;
     const int32_t *bases = (const int32_t *)(f->constants + op.bases);
     struct block b = {.entries = (const struct entry *)(f->constants + op.entries)};
-    int row = a->first / a->tiles_across, col = a->first % a->tiles_across;
+    const int length = op.downwards ? a->tiles_down : a->tiles_across;
+    int line = a->first / length, place = a->first % length;
     vec spare[MAX_SUMS];
 
     b.groups = a->last_group - a->first_group;
     b.usual = WEIGHT_BITS != 8 && op.act.kind <= RELU && op.tail_act.kind <= RELU;
     for (int left = a->last - a->first; left > 0; left--) {
+        const int row = op.downwards ? place : line, col = op.downwards ? line : place;
         struct tile t = tile_at(&op, f, a->row + row * down, a->col + col * across);
         const char *corner = t.in;
         t.spare = spare;
@@ -688,9 +699,9 @@ INLINE void conv_tiles(const struct conv *given, const struct edges *edges, cons
             b.first = block == 0;
             b.last = block + 1 == op.blocks;
             t.in = corner + bases[block];
-            conv_block(&t, &op, &b, a->first_group, together, down, across, stride);
+            conv_block(&t, &op, &b, a->first_group, fitted, together, down, across, stride);
         }
-        if (++col == a->tiles_across) col = 0, row++;
+        if (++place == length) place = 0, line++;
     }
 }
 
@@ -701,7 +712,7 @@ typedef void tiles_function(const struct conv *, const struct frame *, const str
     static void tiles_##together##_##down##_##across##_##stride(const struct conv *op, const struct frame *f, \
                                                                 const struct area *a) \
     { \
-        if (together * down * across <= MAX_SUMS) conv_tiles(op, NULL, f, a, together, down, across, stride); \
+        if (together * down * across <= MAX_SUMS) conv_tiles(op, NULL, f, a, 0, together, down, across, stride); \
     }
 TILES(DEFINE)
 
@@ -749,8 +760,8 @@ INLINE void conv_fitted(const struct form *form, const struct conv *given, const
     op.scratch = given->scratch;
     if (op.mask != ABSENT) op.mask = given->mask;
     a.tiles_across = form->op.cols / form->op.across;
-    conv_tiles(&op, form->writes_edges ? form->edges : NULL, f, &a, form->op.together, form->op.down, form->op.across,
-               form->op.across == 1 ? 1 : form->op.stride_cols);
+    conv_tiles(&op, form->writes_edges ? form->edges : NULL, f, &a, 1, form->op.together, form->op.down,
+               form->op.across, form->op.across == 1 ? 1 : form->op.stride_cols);
 }
 
 #define FIT(number, ...) \
@@ -777,9 +788,9 @@ static void conv_rows(const struct conv *op, const struct frame *f, int first, i
             const int across = beside ? 1 : op->across;
             const int col = beside ? whole_cols : 0, cols = beside ? op->cols - col : whole_cols;
             if (rows == 0 || cols == 0) continue;
-            const int tiles_across = cols / across, tiles = rows / down * tiles_across;
+            const int tiles_down = rows / down, tiles_across = cols / across, tiles = tiles_down * tiles_across;
             const struct share s = share_of(f, tiles);
-            struct area a = {row, col, down, across, tiles_across, s.first, s.last, 0, op->groups};
+            struct area a = {row, col, down, across, tiles_down, tiles_across, s.first, s.last, 0, op->groups};
             if (by_channel) {
                 a.first = 0, a.last = tiles;
                 a.first_group = parts[f->part], a.last_group = parts[f->part + 1];

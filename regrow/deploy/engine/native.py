@@ -32,10 +32,8 @@ class Conv(ctypes.Structure):
         *((name, c_int64) for name in ("bias", "step", "scale", "shift", "mask")),
         ("scratch", c_int64),
         *((name, c_int32) for name in ("rows", "cols", "channels", "groups", "blocks", "together", "down", "across")),
-        *(
-            (name, c_int32)
-            for name in ("stride_rows", "stride_cols", "share_channels", "followers", "band", "prefetch", "fitted")
-        ),
+        *((name, c_int32) for name in ("stride_rows", "stride_cols", "share_channels", "followers", "band")),
+        *((name, c_int32) for name in ("prefetch", "downwards", "fitted")),
         ("act", Activate),
         ("tail_act", Activate),
     ]

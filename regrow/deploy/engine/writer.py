@@ -123,6 +123,7 @@ class Writer:
             followers=step.followers,
             band=step.band,
             prefetch=step.out is not None and buffer_bytes(step.out.whole, self.operands.lanes) > LARGE,
+            downwards=node.kernel[0] > step.stride[0],
             act=_activate(node.activation),
             tail_act=_activate(tail.activation if tail is not None else Activation()),
         )
