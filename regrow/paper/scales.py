@@ -135,7 +135,7 @@ def _cpu() -> Scale:
         stand_in=load_recipe("cifar-small"),
         seeds=(0, 1, 2),
         finetune_epochs=2,
-        grid=(0.1, 0.2),
+        grid=(0.05, 0.1, 0.2),
         finetuning=(("sgd", 0.02), ("adam", 0.001)),
         holdout=5000,
         periods=(1, 16, 64, 256),
