@@ -105,7 +105,7 @@ def _flags(lanes: int | None) -> tuple[str, ...]:
     defined = () if lanes is None else (f"-DLANES={lanes}",)
     # The generic tuning does not park integers in vector registers, which costs more than the stack.
     return (
-        "-O3",
+        "-O2",
         native_flag,
         "-mtune=generic",
         *narrower,

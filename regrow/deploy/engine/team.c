@@ -180,7 +180,7 @@ void regrow_run(struct job *job, const float *x, float *y, int images)
 {
     struct team *team = job->team;
     job->x = x, job->y = y, job->images = images;
-    if (team->size == 1) {
+    if (team->size == 1 || (images == 1 && !job->divide)) { /* nobody else has anything to do */
         team->job = job;
         work(team, 0);
         return;
