@@ -658,10 +658,10 @@ INLINE void conv_block(const struct tile *t, const struct conv *op, const struct
 {
     if (together > 1)
         conv_groups(t, op, b, together, down, across, stride);
-    else if (!fitted) /* once for all blocks: kernels for any network take long enough to build */
-        conv_channels(t, op, b, first_group, b->first, b->last, down, across, stride);
     else if (op->blocks == 1)
         conv_channels(t, op, b, first_group, 1, 1, down, across, stride);
+    else if (!fitted) /* once for all blocks: kernels for any network take long enough to build */
+        conv_channels(t, op, b, first_group, b->first, b->last, down, across, stride);
     else if (b->first)
         conv_channels(t, op, b, first_group, 1, 0, down, across, stride);
     else if (b->last)
