@@ -83,6 +83,17 @@ def test_threads_that_share_an_image_give_what_one_gives(threads: int) -> None:
     assert shared
 
 
+def test_results_are_single_precision_whatever_the_default() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(1, 3, 8, 8)
+    compiled = regrow.compile(model, x, tune=False)
+    torch.set_default_dtype(torch.float64)
+    try:
+        y = compiled(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(y, model(x).detach())
+
+
 def test_no_threads_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
         regrow.compile(nn.Linear(3, 4), torch.randn(1, 3), threads=0)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 
-from regrow.deploy.engine.build import fit_library, load_library
+import regrow
+from regrow.deploy.engine import chains, compiler
+from regrow.deploy.engine.build import NoCompilerError, fit_library, load_library
 from regrow.deploy.engine.capture import capture
-from regrow.deploy.engine.fitted import HALO, fitted
+from regrow.deploy.engine.fitted import CONV, HALO, fitted
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.model import NativeRunner
 from regrow.deploy.engine.plan import Plan, write_plan
@@ -42,7 +46,11 @@ def check_plan(model: nn.Module, x: Tensor, plan: Plan, threads: int = 1) -> int
         y = torch.empty_like(model(x))
     own_y = torch.full_like(y, float("nan"))
     NativeRunner(library, plan, threads=threads, divide=True).run(x, y)
-    NativeRunner(fit_library(library, definitions), own_plan, threads=threads, divide=True).run(x, own_y)
+    runner = NativeRunner(fit_library(library, definitions), own_plan, threads=threads, divide=True)
+    runner.run(x, own_y)
+    for session in runner._idle:  # cells that nobody writes would show as what is not a number
+        ctypes.memset(session.arenas.address, 0xFF, own_plan.arena_bytes)
+    runner.run(x, own_y)
     assert torch.equal(y, own_y)
     return halos(plan) - halos(own_plan)
 
@@ -93,6 +101,30 @@ def test_halos_are_written_along_with_regions(size: tuple[int, int], lanes: int)
         assert check_plan(model, x, plan) == 3
 
 
+def test_tiles_that_divide_the_region_but_not_the_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chains, "_band", lambda chain, _: 3 if len(chain) > 1 else 0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.ReLU()).eval()
+    x, lanes = torch.randn(1, 3, 32, 32), load_library().lanes
+    steps = schedule(fuse(capture(model, x)), lanes)
+    offers = [candidates(problem_of(step, lanes, 1)) for step in conv_steps(steps)]
+    plan = write_plan(steps, [next((tile for tile in offer if tile.down > 1), offer[0]) for offer in offers])
+    convolutions = [op.as_.conv for op in plan.ops if op.kind == CONV]
+    assert any(conv.band % conv.down and conv.rows % conv.down == 0 for conv in convolutions)
+    check_plan(model, x, plan)
+
+
+def test_without_kernels_of_its_own_a_network_runs_on_those_for_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise NoCompilerError("the disk is full")
+
+    monkeypatch.setattr(compiler, "fit_library", fail)
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(1, 3, 8, 8)
+    with pytest.warns(RuntimeWarning, match="more slowly than its own: the disk is full"):
+        compiled = regrow.compile(model, x)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
 def test_threads_that_share_an_image_compute_alike() -> None:
     check(sparse("resnet8", 32), torch.randn(1, 3, 32, 32), load_library().lanes, threads=3)
 
@@ -117,7 +149,7 @@ def test_networks_that_differ_in_their_weights_share_kernels() -> None:
     plans = [plan_of(sparse("resnet8", 32, seed), x, lanes) for seed in (0, 1)]
     (_, first), (own, second) = (fitted(plan) for plan in plans)
     assert first == second
-    convolutions = [op.as_.conv for op in own.ops if op.kind == 0]
+    convolutions = [op.as_.conv for op in own.ops if op.kind == CONV]
     assert all(conv.fitted for conv in convolutions)
     assert max(conv.fitted for conv in convolutions) < len(convolutions)
-    assert not any(op.as_.conv.fitted for op in plans[1].ops if op.kind == 0)  # the given plan stays as it was
+    assert not any(op.as_.conv.fitted for op in plans[1].ops if op.kind == CONV)  # the given plan stays as it was

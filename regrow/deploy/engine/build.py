@@ -1,4 +1,4 @@
-"""Compiles the kernels with the system's compiler, once for each machine, and keeps the result."""
+"""Compiles the kernels with the system's compiler, once for each machine and network, and keeps the result."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def load_library(*, lanes: int | None = None) -> Library:
 
 
 def fit_library(library: Library, definitions: str) -> Library:
-    """The same kernels, but those that `definitions` ask for (see `fitted`)."""
+    """The same kernels for one network, with the tiles and forms of layers that `definitions` list (see `fitted`)."""
     return _load(library.compiler, library.flags, str(cache_folder()), definitions)
 
 

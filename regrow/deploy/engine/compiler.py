@@ -72,8 +72,15 @@ def native_runner(graph: Graph, library: Library, *, threads: int = 1, tune: boo
     if not tune:
         return NativeRunner(library, write_plan(steps, threads=threads), threads=threads)
     best = tuned(steps, library, (graph.input.shape, graph.output.shape), threads=threads)
-    plan, definitions = fitted(write_plan(steps, best.tiles, threads=threads))
-    return NativeRunner(fit_library(library, definitions), plan, threads=threads, divide=best.divide)
+    plan = write_plan(steps, best.tiles, threads=threads)
+    own_plan, definitions = fitted(plan)
+    try:
+        return NativeRunner(fit_library(library, definitions), own_plan, threads=threads, divide=best.divide)
+    except NoCompilerError as error:
+        warnings.warn(
+            f"kernels for any network run this one, more slowly than its own: {error}", RuntimeWarning, stacklevel=4
+        )
+    return NativeRunner(library, plan, threads=threads, divide=best.divide)
 
 
 def _check(model: nn.Module, compiled: CompiledModel, example: torch.Tensor) -> None:

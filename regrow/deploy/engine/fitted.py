@@ -28,7 +28,7 @@ RELU = 1
 MOST_SIDES = 8
 """A wider halo moves so much that knowing the distances no longer matters."""
 
-_PLACES = ("entries", "starts", "bases", "order", "parts", "bias", "step", "scale", "shift", "scratch")
+_PLACES = ("entries", "starts", "bases", "order", "parts", "groups", "bias", "step", "scale", "shift", "scratch")
 _DRIVEN = ("share_channels", "followers", "band", "fitted")
 """What only the loops around the kernels read."""
 
@@ -74,7 +74,8 @@ def _form(conv: native.Conv, edges: Iterable[str]) -> str:
     for planes in (form.in_, form.out, form.residual, form.tail):
         planes.at = native.ABSENT if planes.at == native.ABSENT else 0
     written = ", ".join(edges)
-    return f"{{.op = {initializer(form)}, .writes_edges = {int(bool(written))}, .edges = {{{written or '{{{0}}}'}}}}}"
+    along = f", .writes_edges = 1, .edges = {{{written}}}" if written else ""
+    return f"{{.op = {initializer(form)}{along}}}"
 
 
 def _remaining(conv: native.Conv) -> set[Shape]:
@@ -84,11 +85,15 @@ def _remaining(conv: native.Conv) -> set[Shape]:
 
 
 def _divides(conv: native.Conv) -> bool:
-    return bool(conv.rows % conv.down == 0 and conv.cols % conv.across == 0)
+    """Whether nothing is left over, also of the bands in which chained layers run."""
+    return not (conv.rows % conv.down or conv.band % conv.down or conv.cols % conv.across)
 
 
 def _edges(number: int, ops: list[native.Op], plan: Plan) -> dict[int, str]:
-    """The halos that a convolution can write along, by their number among the operations, as `struct edges`."""
+    """The halos that a convolution can write along, by their number among the operations, as `struct edges`.
+
+    Only tiles as wide as the region do so: for others it takes longer than moving the edges afterwards.
+    """
     conv = ops[number].as_.conv
     if not _divides(conv) or conv.across != conv.cols or conv.band or max(conv.act.kind, conv.tail_act.kind) > RELU:
         return {}
@@ -98,7 +103,7 @@ def _edges(number: int, ops: list[native.Op], plan: Plan) -> dict[int, str]:
             continue
         first = halo.image.at + halo.above * halo.image.row + halo.left * 4 * plan.lanes
         for place, planes in enumerate((conv.out, conv.tail)):
-            if planes.at == first:
+            if planes.at == first and halo.channels == conv.channels:
                 found[after] = f"[{place}] = {_edge_list(halo, plan)}"
     return found
 

@@ -1,8 +1,8 @@
 /* The operations of a compiled network, for one image.
  *
  * A plan (an array of `struct op`) says what to run in which order, on which bytes of an arena, with which constants;
- * nothing here is specific to a model. The same file serves a server, where it is built once for the machine, and a
- * device, where it is part of one exported C file.
+ * nothing here is specific to a model. The same file serves a server, where it is built once for the machine and once
+ * more for each network, with the forms of its layers as constants, and a device, as part of one exported C file.
  *
  * Layout. An image is cut into LANES equal regions, and lane l of every vector holds region l. A channel is a plane of
  * rows x cols vectors with a halo around it, so that every tap of every convolution is an aligned load of a whole
@@ -35,7 +35,7 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef vec cell __attribute__((may_alias));
 typedef ivec icell __attribute__((may_alias));
 
-#define INLINE static inline __attribute__((always_inline))
+#define INLINE static inline __attribute__((always_inline, unused))
 #ifdef __clang__
 #define UNROLL _Pragma("unroll")
 #else
@@ -739,7 +739,7 @@ struct form {
     struct edges edges[2]; /* of the output and of the tail */
 };
 
-INLINE void place(struct planes *planes, const struct planes *given)
+INLINE void put_at(struct planes *planes, const struct planes *given)
 {
     if (planes->at == ABSENT) return;
     if (given->at == ABSENT) __builtin_unreachable();
@@ -751,13 +751,13 @@ INLINE void conv_fitted(const struct form *form, const struct conv *given, const
 {
     struct conv op = form->op;
     struct area a = *given_area;
-    place(&op.in, &given->in);
-    place(&op.out, &given->out);
-    place(&op.residual, &given->residual);
-    place(&op.tail, &given->tail);
+    put_at(&op.in, &given->in);
+    put_at(&op.out, &given->out);
+    put_at(&op.residual, &given->residual);
+    put_at(&op.tail, &given->tail);
     op.entries = given->entries, op.starts = given->starts, op.bases = given->bases, op.order = given->order;
     op.bias = given->bias, op.step = given->step, op.scale = given->scale, op.shift = given->shift;
-    op.scratch = given->scratch;
+    op.scratch = given->scratch, op.groups = given->groups;
     if (op.mask != ABSENT) op.mask = given->mask;
     a.tiles_across = form->op.cols / form->op.across;
     conv_tiles(&op, form->writes_edges ? form->edges : NULL, f, &a, 1, form->op.together, form->op.down,

@@ -124,7 +124,7 @@ class CompiledModel:
             self._accepted = shape
         if x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous():
             x = x.detach().to("cpu", torch.float32).contiguous()
-        y = torch.empty(shape[0], *self.output_shape)
+        y = torch.empty(shape[0], *self.output_shape, dtype=torch.float32, device="cpu")  # whatever the defaults are
         self._runner.run(x, y)
         return y
 

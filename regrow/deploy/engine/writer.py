@@ -129,9 +129,9 @@ class Writer:
         )
 
     def _order(self, steps: Walk, tile: Tile) -> int:
-        """With one channel too many at the end, which is looked at but not computed; single channels need none."""
+        """With one group too many at the end, which is looked at but not computed; single channels need none."""
         if tile.together == 1:
-            return native.ABSENT
+            return 0
         return self.operands.constants.put(np.pad(steps.order.reshape(-1), (0, tile.together), mode="edge"))
 
     def _walk(self, step: ConvStep, tile: Tile, parts: int) -> tuple[Walk, int]:
