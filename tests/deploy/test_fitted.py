@@ -149,6 +149,6 @@ def test_networks_that_differ_in_their_weights_share_kernels() -> None:
     (_, first), (own, second) = (fitted(plan) for plan in plans)
     assert first == second
     convolutions = [op.as_.conv for op in own.ops if op.kind == CONV]
-    assert all(conv.fitted for conv in convolutions)
-    assert max(conv.fitted for conv in convolutions) < len(convolutions)
-    assert not any(op.as_.conv.fitted for op in plans[1].ops if op.kind == CONV)  # the given plan stays as it was
+    assert all(conv.kernel for conv in convolutions)
+    assert max(conv.kernel for conv in convolutions) < len(convolutions)
+    assert not any(op.as_.conv.kernel for op in plans[1].ops if op.kind == CONV)  # the given plan stays as it was

@@ -28,7 +28,7 @@ def compile(model: nn.Module, example_input: torch.Tensor, *, threads: int = 1, 
     `example_input` is a batch of any size: its shape says what the model takes, and the compiled model is compared
     with `model` on it. `threads` work on one call together. With `tune`, the way each layer runs is measured, and
     kernels are built for exactly these layers (up to half a minute, once for a model and machine); without, a rule
-    chooses among kernels for any layer, which takes 10 to 30 per cent longer.
+    chooses among kernels for any layer, which are slower.
 
     The kernels are built with the system's C compiler (`$CC`, gcc or clang) the first time. Without one, torch runs
     the same plan, exactly but no faster than a dense model, and a warning says so.

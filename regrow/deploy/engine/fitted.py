@@ -1,7 +1,7 @@
 """Kernels made for the layers of one network, in which the compiler knows every distance and what is absent.
 
-In a very sparse layer a channel takes a few dozen multiply-adds, and reading distances and asking what there is to do
-around them takes as long as a third of that. These kernels also write the halo along with the region, from registers.
+In a very sparse layer a channel takes a few dozen multiply-adds, beside which it counts that distances are read and
+questions asked. These kernels also write the halo along with the region, from registers.
 Where operands lie is still up to the plan: layers of the same form share a kernel, and so do networks with other
 weights.
 """
@@ -17,19 +17,17 @@ import numpy as np
 from regrow.deploy.engine import native
 from regrow.deploy.engine.build import tile_list
 from regrow.deploy.engine.c_text import initializer
+from regrow.deploy.engine.graph import Act
 from regrow.deploy.engine.layout import SIDE_NUMBERS, side_bytes
 from regrow.deploy.engine.plan import Plan
 from regrow.deploy.engine.tiles import Shape, Tile, shapes_of
 
 CONV, HALO = native.KINDS[native.Conv][0], native.KINDS[native.Halo][0]
-RELU = 1
-"""The last activation that kernels compute in registers."""
-
 MOST_SIDES = 8
 """A wider halo moves so much that knowing the distances no longer matters."""
 
 _PLACES = ("entries", "starts", "bases", "order", "parts", "groups", "bias", "step", "scale", "shift", "scratch")
-_DRIVEN = ("share_channels", "followers", "band", "fitted")
+_DRIVEN = ("share_channels", "followers", "band", "kernel")
 """What only the loops around the kernels read."""
 
 
@@ -46,19 +44,19 @@ def fitted(plan: Plan) -> tuple[Plan, str]:
             edges = _edges(number, ops, plan)
             written |= edges.keys()
             shapes |= _remaining(conv)
-            conv.fitted = forms.setdefault(_form(conv, edges.values()), len(forms) + 1)
+            conv.kernel = forms.setdefault(_form(conv, edges.values()), len(forms) + 1)
         elif op.kind == HALO and number not in written:
             sides = _sides(op.as_.halo, plan)
             if len(sides) <= MOST_SIDES:
                 text = f"{op.as_.halo.image.pitch}, {len(sides)}, {', '.join(sides)}"
-                op.as_.halo.fitted = halos.setdefault(text, len(halos) + 1)
+                op.as_.halo.kernel = halos.setdefault(text, len(halos) + 1)
     kept = [number for number in range(len(ops)) if number not in written]
-    fitting = replace(
+    own_plan = replace(
         plan,
         ops=(native.Op * len(kept))(*(ops[number] for number in kept)),
         labels=tuple(plan.labels[number] for number in kept),
     )
-    return fitting, "\n".join([tile_list(shapes), _list("FITTED", forms), _list("HALOS", halos)])
+    return own_plan, "\n".join([tile_list(shapes), _list("FITTED", forms), _list("HALOS", halos)])
 
 
 def _list(name: str, items: Iterable[str]) -> str:
@@ -92,10 +90,10 @@ def _divides(conv: native.Conv) -> bool:
 def _edges(number: int, ops: list[native.Op], plan: Plan) -> dict[int, str]:
     """The halos that a convolution can write along, by their number among the operations, as `struct edges`.
 
-    Only tiles as wide as the region do so: for others it takes longer than moving the edges afterwards.
+    Only tiles as wide as the region do so, and those whose last step is in registers.
     """
     conv = ops[number].as_.conv
-    if not _divides(conv) or conv.across != conv.cols or conv.band or max(conv.act.kind, conv.tail_act.kind) > RELU:
+    if not _divides(conv) or conv.across != conv.cols or conv.band or max(conv.act.kind, conv.tail_act.kind) > Act.RELU:
         return {}
     found = {}
     for after, halo in _halos_after(number, ops):

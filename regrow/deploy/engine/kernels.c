@@ -104,7 +104,7 @@ struct conv {
     int32_t band;           /* rows at a time, if there are any */
     int32_t prefetch;       /* whether the output is too large to be in the cache */
     int32_t downwards;      /* whether a tile shares most of its input with the one below, not with the one beside */
-    int32_t fitted;         /* the number of the kernel for layers of this form, or 0 */
+    int32_t kernel;         /* the number of the one for layers of this form, or 0: one for any layer */
     struct activate act, tail_act;
 };
 
@@ -132,7 +132,7 @@ struct halo {
     int64_t sides;                      /* struct side: the rows above and below, the columns left and right */
     int32_t above, below, left, right;  /* how many */
     int32_t channels;
-    int32_t fitted; /* the number of the kernel for these sides, or 0 */
+    int32_t kernel; /* the number of the one for these sides, or 0: one for any */
 };
 
 /* A halo of one cell at most, on the sides that have cells. */
@@ -347,12 +347,12 @@ INLINE vec read_entry(const struct entry *e, const char *corner, const char **pi
 /* A tile that is being computed: where it lies in each operand's channel 0. A channel is `channel * pitch` further. */
 struct tile {
     const struct conv *op;
-    const float *bias, *scale, *shift;
+    const float *bias, *step, *scale, *shift;
     const char *in, *residual, *mask;
     char *out, *tail, *scratch;
     vec *spare; /* for sums that have to leave the registers */
     const struct edges *edges; /* of the output and of the tail that are written along, or NULL */
-    int row, col;
+    int row;
 };
 
 #define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
@@ -419,37 +419,34 @@ INLINE void mask_sums(vec *sums, const struct tile *t, const struct conv *op, co
     }
 }
 
-/* A row of the halo, with its corners, from the row of a tile that lies there. */
+/* The cells at both ends of a row, in the halos of the neighbours at the right and left. */
+INLINE void store_ends(const vec *sums, char *to, const struct edges *edges, const int across)
+{
+    if (edges->left.cells) store(to - VECTOR, from_side(sums[across - 1], &edges->left, edges->left.shift));
+    if (edges->right.cells) store(to + across * VECTOR, from_side(sums[0], &edges->right, edges->right.shift));
+}
+
+/* A row of the halo, with its corners. */
 INLINE void store_edge_row(const vec *sums, char *to, const struct side *side, const struct edges *edges,
-                           const struct conv *op, int col, const int across)
+                           const int across)
 {
     vec moved[MAX_SUMS];
     EACH(c, across) {
         moved[c] = from_side(sums[c], side, side->shift);
         store(to + c * VECTOR, moved[c]);
     }
-    if (edges->left.cells && col + across == op->cols)
-        store(to - (col + 1) * VECTOR, from_side(moved[across - 1], &edges->left, edges->left.shift));
-    if (edges->right.cells && col == 0)
-        store(to + op->cols * VECTOR, from_side(moved[0], &edges->right, edges->right.shift));
+    store_ends(moved, to, edges, across);
 }
 
-/* What neighbouring regions need of a tile goes to their halos at once, while it is in registers. */
-INLINE void store_edges(const vec *sums, char *out, int64_t pitch, const struct edges *edges, const struct conv *op,
-                        int row, int col, const int down, const int across)
+/* What neighbouring regions need of a tile goes to their halos at once, while it is in registers. The tile is as wide
+ * as the region and starts at `row` of its `rows`, which are `distance` bytes apart. */
+INLINE void store_edges(const vec *sums, char *out, int64_t distance, const struct edges *edges, int row, int rows,
+                        const int down, const int across)
 {
-    EACH(r, down) {
-        char *start = out + r * pitch;
-        if (edges->left.cells && col + across == op->cols)
-            store(start - (col + 1) * VECTOR,
-                  from_side(sums[r * across + across - 1], &edges->left, edges->left.shift));
-        if (edges->right.cells && col == 0)
-            store(start + op->cols * VECTOR, from_side(sums[r * across], &edges->right, edges->right.shift));
-    }
-    if (edges->below.cells && row == 0)
-        store_edge_row(sums, out + op->rows * pitch, &edges->below, edges, op, col, across);
-    if (edges->above.cells && row + down == op->rows)
-        store_edge_row(sums + (down - 1) * across, out - (row + 1) * pitch, &edges->above, edges, op, col, across);
+    EACH(r, down) store_ends(sums + r * across, out + r * distance, edges, across);
+    if (edges->below.cells && row == 0) store_edge_row(sums, out + rows * distance, &edges->below, edges, across);
+    if (edges->above.cells && row + down == rows)
+        store_edge_row(sums + (down - 1) * across, out - (row + 1) * distance, &edges->above, edges, across);
 }
 
 INLINE void store_sums(const vec *sums, const struct tile *t, char *to, const struct planes *planes,
@@ -461,7 +458,7 @@ INLINE void store_sums(const vec *sums, const struct tile *t, char *to, const st
         const vec *own = sums + m * down * across;
         char *out = to + channels[m] * pitch;
         EACH(i, down * across) store(CELL(out, i, row), own[i]);
-        if (edges) store_edges(own, out, row, edges, op, t->row, t->col, down, across);
+        if (edges) store_edges(own, out, row, edges, t->row, op->rows, down, across);
     }
 }
 
@@ -513,8 +510,7 @@ static __attribute__((noinline)) void finish_any(const struct tile *t, const int
         const char *residual = t->residual + channels[m] * (int64_t)op->residual.pitch;
         for (int i = 0; i < n; i++) {
 #if WEIGHT_BITS == 8
-            const float *steps = t->bias + (op->step - op->bias) / (int64_t)sizeof(float);
-            sums[m * n + i] = sums[m * n + i] * steps[channels[m]] + t->bias[channels[m]];
+            sums[m * n + i] = sums[m * n + i] * t->step[channels[m]] + t->bias[channels[m]];
 #endif
             if (op->residual.at != ABSENT) sums[m * n + i] += load(CELL(residual, i, op->residual.row));
         }
@@ -550,8 +546,9 @@ INLINE struct tile tile_at(const struct conv *op, const struct frame *f, int row
 {
     const int64_t x = (int64_t)col * VECTOR;
     const int64_t scratch_size = (int64_t)op->channels * op->down * op->across * VECTOR;
-    struct tile t = {.op = op, .row = row, .col = col};
+    struct tile t = {.op = op, .row = row};
     t.bias = (const float *)(f->constants + op->bias);
+    t.step = (const float *)(f->constants + op->step);
     t.scale = (const float *)(f->constants + op->scale);
     t.shift = (const float *)(f->constants + op->shift);
     t.in = f->arena + op->in.at + (int64_t)row * op->stride_rows * op->in.row + x * op->stride_cols;
@@ -563,7 +560,7 @@ INLINE struct tile tile_at(const struct conv *op, const struct frame *f, int row
     return t;
 }
 
-/* What remains of a block of input channels: its weights, and whether it is the first or the last. */
+/* A block of input channels: its weights, and whether it is the first or the last. */
 struct block {
     const struct entry *entries;
     const int32_t *starts, *order;
@@ -574,7 +571,8 @@ struct block {
 
 /* The heart of the engine: a tile of `down` x `across` vectors of one output channel after the other, all sums in
  * registers. In a very sparse layer a channel takes a few dozen multiply-adds, and every instruction around them
- * counts: channels come in their own order, so that everything moves on by a fixed distance.
+ * counts: channels come in their own order, so that everything moves on by a fixed distance. `first` and `last` are
+ * those of the block, as constants where the compiler is to know them.
  */
 INLINE void conv_channels(const struct tile *given, const struct conv *op, const struct block *b, int channel,
                           const int first, const int last, const int down, const int across, const int stride)
@@ -759,7 +757,7 @@ INLINE void conv_fitted(const struct form *form, const struct conv *given, const
     op.bias = given->bias, op.step = given->step, op.scale = given->scale, op.shift = given->shift;
     op.scratch = given->scratch, op.groups = given->groups;
     if (op.mask != ABSENT) op.mask = given->mask;
-    a.tiles_across = form->op.cols / form->op.across;
+    a.tiles_across = form->op.cols / form->op.across; /* a constant; how many are below each other depends on the band */
     conv_tiles(&op, form->writes_edges ? form->edges : NULL, f, &a, 1, form->op.together, form->op.down,
                form->op.across, form->op.across == 1 ? 1 : form->op.stride_cols);
 }
@@ -795,8 +793,8 @@ static void conv_rows(const struct conv *op, const struct frame *f, int first, i
                 a.first = 0, a.last = tiles;
                 a.first_group = parts[f->part], a.last_group = parts[f->part + 1];
             }
-            if (op->fitted && down == op->down && across == op->across)
-                fitted[op->fitted](op, f, &a);
+            if (op->kernel && down == op->down && across == op->across)
+                fitted[op->kernel](op, f, &a);
             else
                 find_kernel(op->together, down, across, op->stride_cols)(op, f, &a);
         }
@@ -886,8 +884,8 @@ static void run_halo(const struct halo *op, const struct frame *f)
     const struct share s = share_of(f, op->channels);
     const int64_t pitch = op->image.pitch;
     const int count = op->above + op->below + op->left + op->right;
-    if (op->fitted) {
-        halos[op->fitted](f->arena + op->image.at + s.first * pitch, s.last - s.first);
+    if (op->kernel) {
+        halos[op->kernel](f->arena + op->image.at + s.first * pitch, s.last - s.first);
         return;
     }
     const int together = pitch < NEAR ? (int)(NEAR / pitch) : 1;

@@ -33,7 +33,7 @@ class Conv(ctypes.Structure):
         ("scratch", c_int64),
         *((name, c_int32) for name in ("rows", "cols", "channels", "groups", "blocks", "together", "down", "across")),
         *((name, c_int32) for name in ("stride_rows", "stride_cols", "share_channels", "followers", "band")),
-        *((name, c_int32) for name in ("prefetch", "downwards", "fitted")),
+        *((name, c_int32) for name in ("prefetch", "downwards", "kernel")),
         ("act", Activate),
         ("tail_act", Activate),
     ]
@@ -55,7 +55,7 @@ class Halo(ctypes.Structure):
     _fields_: ClassVar[Fields] = [
         ("image", Planes),
         ("sides", c_int64),
-        *((name, c_int32) for name in ("above", "below", "left", "right", "channels", "fitted")),
+        *((name, c_int32) for name in ("above", "below", "left", "right", "channels", "kernel")),
     ]
 
 
