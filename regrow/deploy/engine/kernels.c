@@ -42,7 +42,9 @@ typedef ivec icell __attribute__((may_alias));
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* Keeps an address in one register: compilers like to re-add its parts in the innermost loop. */
+#define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
+
+/* Keeps a number in one register: compilers like to compute or load it again in the innermost loop. */
 #define OPAQUE(p) __asm__("" : "+r"(p))
 
 /* ------------------------------------------------------------------------------------------------ the plan */
@@ -72,6 +74,12 @@ struct entry {
     uint32_t offset;
     float value;
 };
+
+/* Four weights in the room of four: read together they take fewer of the loads that the pixels need. */
+struct four {
+    uint32_t offset[4];
+    float value[4];
+};
 #elif WEIGHT_BITS == 16
 struct entry {
     uint16_t offset, value;
@@ -86,7 +94,8 @@ struct entry {
 struct conv {
     struct planes in, out, residual, tail;
     int64_t entries;                /* struct entry, in the order in which they are walked */
-    int64_t starts;                 /* int32: where each (block, group) starts in entries, in steps of `together` */
+    int64_t starts;                 /* int32: where each (block, group) starts in entries, and where its fours end, in
+                                       steps of `together` */
     int64_t bases;                  /* int32: where each block's first channel lies, in bytes */
     int64_t order;                  /* int32: the output channel of each (block, group, member), if they are several */
     int64_t parts;                  /* int32: the first group of each thread, when threads share the channels */
@@ -344,6 +353,63 @@ INLINE vec read_entry(const struct entry *e, const char *corner, const char **pi
 #endif
 }
 
+#if WEIGHT_BITS == 32
+/* Four weights in registers: two offsets in each number, and the values in every four lanes. */
+struct taken {
+    uint64_t near, far;
+    vec values;
+};
+
+INLINE struct taken take(const struct four *four)
+{
+    uint64_t near, far;
+    memcpy(&near, four->offset, sizeof near);
+    memcpy(&far, four->offset + 2, sizeof far);
+    OPAQUE(near);
+    OPAQUE(far);
+    struct taken taken = {near, far, {0}};
+#if LANES == 16 && defined(__AVX512F__)
+    taken.values = (vec)_mm512_broadcast_f32x4(_mm_loadu_ps(four->value));
+#elif LANES == 8 && defined(__AVX2__)
+    taken.values = (vec)_mm256_broadcast_ps((const __m128 *)four->value);
+#else
+    memcpy(&taken.values, four->value, sizeof four->value);
+#endif
+    return taken;
+}
+
+/* The pixel that weight i multiplies. Plans are little-endian: the first of two offsets is the lower half. */
+INLINE const char *pixel_of(const struct taken *taken, const char *corner, const int i)
+{
+    const uint64_t offsets = i < 2 ? taken->near : taken->far;
+    return corner + (uint32_t)(i % 2 ? offsets >> 32 : offsets);
+}
+
+/* Weight i in all lanes. */
+INLINE vec weight_of(const struct taken *taken, const int i)
+{
+#if LANES == 16 && defined(__AVX512F__)
+    const __m512 v = (__m512)taken->values;
+    switch (i) {
+    case 0: return (vec)_mm512_permute_ps(v, 0x00);
+    case 1: return (vec)_mm512_permute_ps(v, 0x55);
+    case 2: return (vec)_mm512_permute_ps(v, 0xaa);
+    default: return (vec)_mm512_permute_ps(v, 0xff);
+    }
+#elif LANES == 8 && defined(__AVX2__)
+    const __m256 v = (__m256)taken->values;
+    switch (i) {
+    case 0: return (vec)_mm256_permute_ps(v, 0x00);
+    case 1: return (vec)_mm256_permute_ps(v, 0x55);
+    case 2: return (vec)_mm256_permute_ps(v, 0xaa);
+    default: return (vec)_mm256_permute_ps(v, 0xff);
+    }
+#else
+    return splat(taken->values[i]);
+#endif
+}
+#endif
+
 /* A tile that is being computed: where it lies in each operand's channel 0. A channel is `channel * pitch` further. */
 struct tile {
     const struct conv *op;
@@ -355,7 +421,6 @@ struct tile {
     int row;
 };
 
-#define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
 #define CELL(p, i, row) ((p) + (i) / across * (int64_t)(row) + (i) % across * VECTOR)
 
 INLINE void start_sums(vec *sums, const struct tile *t, const int32_t *channels, const int together, const int n)
@@ -380,7 +445,16 @@ INLINE void store_partial(const vec *sums, char *scratch, const int32_t *channel
     }
 }
 
-/* The innermost loop: every weight multiplies the pixels of the tile that lie under it. */
+/* Multiplies the pixels of the tile that lie under a weight. */
+INLINE void multiply(vec *sums, vec weight, const char *pixel, intptr_t step, const int down, const int across,
+                     const int stride)
+{
+    UNROLL for (int r = 0; r < down; r++, pixel += step) {
+        EACH(c, across) sums[r * across + c] += weight * load(pixel + c * stride * VECTOR);
+    }
+}
+
+/* The innermost loop: the weights of a group, one by one. */
 INLINE void walk(vec *sums, const struct entry *e, const struct entry *end, const char *in, intptr_t step,
                  const int together, const int down, const int across, const int stride)
 {
@@ -388,11 +462,29 @@ INLINE void walk(vec *sums, const struct entry *e, const struct entry *end, cons
         EACH(m, together) {
             const char *pixel;
             const vec weight = read_entry(e + m, in, &pixel);
-            UNROLL for (int r = 0; r < down; r++, pixel += step) {
-                EACH(c, across) sums[(m * down + r) * across + c] += weight * load(pixel + c * stride * VECTOR);
+            multiply(sums + m * down * across, weight, pixel, step, down, across, stride);
+        }
+    }
+}
+
+/* The same, four at a time; other weights than those of 32 bits do not come so. */
+INLINE void walk_fours(vec *sums, const struct entry *e, const struct entry *end, const char *in, intptr_t step,
+                       const int together, const int down, const int across, const int stride)
+{
+#if WEIGHT_BITS == 32
+    for (; e != end; e += 4 * together) {
+        struct taken taken[MAX_SUMS];
+        EACH(m, together) taken[m] = take((const struct four *)e + m);
+        EACH(i, 4) {
+            EACH(m, together) {
+                multiply(sums + m * down * across, weight_of(taken + m, i), pixel_of(taken + m, in, i), step, down,
+                         across, stride);
             }
         }
     }
+#else
+    (void)sums, (void)e, (void)end, (void)in, (void)step, (void)together, (void)down, (void)across, (void)stride;
+#endif
 }
 
 /* All residuals of a group are read before anything is written: one that is filled up with a channel it has already
@@ -579,6 +671,7 @@ INLINE void conv_channels(const struct tile *given, const struct conv *op, const
 {
     static const int32_t here[] = {0}, next[] = {1};
     const int n = down * across;
+    const intptr_t row = (intptr_t)op->stride_rows * op->in.row;
     const struct entry *e = b->entries + b->starts[0];
     struct tile t = *given;
     t.bias += channel, t.scale += channel, t.shift += channel;
@@ -587,8 +680,8 @@ INLINE void conv_channels(const struct tile *given, const struct conv *op, const
     t.residual += channel * (int64_t)op->residual.pitch;
     t.scratch += channel * (int64_t)n * VECTOR;
     OPAQUE(t.in);
-    for (const int32_t *start = b->starts, *end = start + b->groups; start != end;) {
-        const struct entry *stop = b->entries + *++start;
+    for (const int32_t *start = b->starts, *end = start + 2 * b->groups; start != end;) {
+        const struct entry *fours = b->entries + *++start, *stop = b->entries + *++start;
         vec sums[MAX_SUMS];
         if (first)
             start_sums(sums, &t, here, 1, n);
@@ -598,13 +691,14 @@ INLINE void conv_channels(const struct tile *given, const struct conv *op, const
             prefetch_cells(t.out, &op->out, next, 1, down, across);
             if (op->residual.at != ABSENT) prefetch_cells(t.residual, &op->residual, next, 1, down, across);
         }
-        walk(sums, e, stop, t.in, (intptr_t)op->stride_rows * op->in.row, 1, down, across, stride);
+        walk_fours(sums, e, fours, t.in, row, 1, down, across, stride);
+        walk(sums, fours, stop, t.in, row, 1, down, across, stride);
         if (!last) {
             store_partial(sums, t.scratch, here, 1, n);
         } else if (b->usual) {
             finish(sums, &t, op, here, 1, down, across);
         } else {
-            const int32_t number = channel + (int32_t)(start - b->starts) - 1;
+            const int32_t number = channel + (int32_t)(start - b->starts) / 2 - 1;
             EACH(i, n) t.spare[i] = sums[i];
             finish_any(given, &number, 1, across, n);
         }
@@ -623,9 +717,11 @@ INLINE void conv_groups(const struct tile *t, const struct conv *op, const struc
                         const int down, const int across, const int stride)
 {
     const int n = down * across;
+    const intptr_t row = (intptr_t)op->stride_rows * op->in.row;
     const int32_t *channels = b->order;
     const struct entry *e = b->entries + (int64_t)b->starts[0] * together;
-    for (const int32_t *start = b->starts, *end = start + b->groups; start != end; channels += together) {
+    for (const int32_t *start = b->starts, *end = start + 2 * b->groups; start != end; channels += together) {
+        const struct entry *fours = b->entries + (int64_t)*++start * together;
         const struct entry *stop = b->entries + (int64_t)*++start * together;
         vec sums[MAX_SUMS];
         if (b->first)
@@ -637,7 +733,8 @@ INLINE void conv_groups(const struct tile *t, const struct conv *op, const struc
             if (op->residual.at != ABSENT)
                 prefetch_cells(t->residual, &op->residual, channels + together, together, down, across);
         }
-        walk(sums, e, stop, t->in, (intptr_t)op->stride_rows * op->in.row, together, down, across, stride);
+        walk_fours(sums, e, fours, t->in, row, together, down, across, stride);
+        walk(sums, fours, stop, t->in, row, together, down, across, stride);
         if (!b->last) {
             store_partial(sums, t->scratch, channels, together, n);
         } else if (b->usual) {
@@ -675,7 +772,7 @@ INLINE void conv_tiles(const struct conv *given, const struct edges *edges, cons
                        const int stride)
 {
     const struct conv op = *given; /* a copy, which no result that is stored can alias */
-    const int32_t *starts = (const int32_t *)(f->constants + op.starts) + a->first_group;
+    const int32_t *starts = (const int32_t *)(f->constants + op.starts) + 2 * a->first_group;
     const int32_t *order = (const int32_t *)(f->constants + op.order) + a->first_group * together;
     const int32_t *bases = (const int32_t *)(f->constants + op.bases);
     struct block b = {.entries = (const struct entry *)(f->constants + op.entries)};
@@ -692,7 +789,7 @@ INLINE void conv_tiles(const struct conv *given, const struct edges *edges, cons
         t.spare = spare;
         t.edges = edges;
         for (int block = 0; block < op.blocks; block++) {
-            b.starts = starts + block * op.groups;
+            b.starts = starts + 2 * block * op.groups;
             b.order = order + block * op.groups * together;
             b.first = block == 0;
             b.last = block + 1 == op.blocks;

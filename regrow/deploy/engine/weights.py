@@ -22,6 +22,9 @@ ENTRIES: dict[Format, np.dtype[np.void]] = {
 }
 """`struct entry` of kernels.c: the offset in bytes for fp32, in vectors (or features) for the small formats."""
 
+AT_ONCE = 4
+"""How many weights in fp32 the kernels read together: `struct four`."""
+
 AROUND = 4
 """What it takes to start and finish an output channel, in weights."""
 
@@ -89,13 +92,13 @@ class Walk:
     groups: int
 
 
-def walk(weights: NonZeros, entry: np.dtype[np.void], unit: int, *, together: int, blocks: int, parts: int = 1) -> Walk:
+def walk(weights: NonZeros, kind: Format, unit: int, *, together: int, blocks: int, parts: int = 1) -> Walk:
     """Arrange weights for `together` output channels at a time and `blocks` blocks of input channels.
 
     Single channels keep their order. Of several, in every block those with about the same number of weights come
     together: they then end at about the same time (the shorter ones are filled up with zeros). Every second group is
     walked backwards, because the pixels that the one before it read last are still close. Offsets are counted in
-    `unit`s of a vector from where the block starts.
+    `unit`s of a vector from where the block starts. In fp32 as many of a group's weights as possible are put in fours.
     """
     block_of = weights.source * blocks // max(1, weights.inputs)
     bases = -(-np.arange(blocks) * weights.inputs // blocks) * weights.pitch
@@ -119,11 +122,28 @@ def walk(weights: NonZeros, entry: np.dtype[np.void], unit: int, *, together: in
     group = slot // together
     source = np.repeat(start, size) + np.where(np.repeat(group % 2 == 1, size), np.repeat(size, size) - 1 - rank, rank)
     position = (np.repeat(starts[block * groups + group], size) + rank) * together + np.repeat(slot % together, size)
-    entries = np.zeros(int(starts[-1]) * together, entry)
+    entries = np.zeros(int(starts[-1]) * together, ENTRIES[kind])
     offset = weights.source * weights.pitch + weights.within - bases[block_of]
     entries["offset"][position] = offset[source] * unit
     entries["value"][position] = weights.value[source]
+
+    fours = lengths.reshape(-1) // AT_ONCE if kind == "fp32" else np.zeros(lengths.size, np.int64)
+    _put_in_fours(entries, starts[:-1], fours, together)
+    starts = np.append(np.stack([starts[:-1], starts[:-1] + AT_ONCE * fours], 1), starts[-1])
     return Walk(entries, starts.astype(np.int32), bases.astype(np.int32), order.astype(np.int32), first_groups, groups)
+
+
+def _put_in_fours(
+    entries: NDArray[np.void], starts: NDArray[np.int64], fours: NDArray[np.int64], together: int
+) -> None:
+    """From the start of each group on, write so many times four weights of every member offsets first, then values."""
+    if not fours.any():
+        return
+    number = np.arange(int(fours.sum())) - np.repeat(np.cumsum(fours) - fours, fours)
+    first = (np.repeat(starts, fours) + AT_ONCE * number) * together
+    place = first[:, None] + np.arange(AT_ONCE * together)
+    words = entries.view("<u4").reshape(-1, 2)
+    words[place] = words[place].reshape(-1, AT_ONCE, together, 2).transpose(0, 2, 3, 1).reshape(*place.shape, 2)
 
 
 def _divide(counts: NDArray[np.int64], parts: int) -> NDArray[np.int64]:

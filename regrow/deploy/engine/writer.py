@@ -145,7 +145,7 @@ class Writer:
         if key not in self.walks:
             self.walks[key] = walk(
                 non_zeros(node, x, operands.weights),
-                ENTRIES[operands.weights],
+                operands.weights,
                 operands.vector if operands.weights == "fp32" else 1,
                 together=tile.together,
                 blocks=blocks,

@@ -1,0 +1,78 @@
+"""The order in which the kernels walk a layer's weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regrow.deploy.engine.weights import AT_ONCE, Format, NonZeros, Walk, walk
+
+PITCH = 7
+
+
+def some_weights(seed: int, outputs: int, inputs: int, density: float) -> NonZeros:
+    generator = np.random.default_rng(seed)
+    channel, source, within = np.nonzero(generator.random((outputs, inputs, 3)) < density)
+    value = generator.integers(1, 100, len(channel)).astype(np.float32)
+    return NonZeros(channel, source, within, value, outputs, inputs, PITCH)
+
+
+def read(walked: Walk, kind: Format, together: int, blocks: int) -> Counter[tuple[int, int, float]]:
+    """What kernels.c reads: (output channel, offset from the first input channel, value), zeros left out."""
+    found: Counter[tuple[int, int, float]] = Counter()
+    words = walked.entries.view("<u4") if kind == "fp32" else None
+    for number in range(blocks * walked.groups):
+        block, group = divmod(number, walked.groups)
+        first, fours, end = (int(start) * together for start in walked.starts[2 * number : 2 * number + 3])
+        for member in range(together):
+            pairs = [
+                (walked.entries["offset"][i], walked.entries["value"][i]) for i in range(fours, end)[member::together]
+            ]
+            for four in range(first, fours, AT_ONCE * together):
+                assert words is not None
+                at = 2 * (four + AT_ONCE * member)
+                pairs += zip(words[at : at + 4], words.view("<f4")[at + 4 : at + 8], strict=True)
+            channel = int(walked.order[block, group * together + member])
+            found.update((channel, int(walked.bases[block] + o), float(v)) for o, v in pairs if v != 0)
+    return found
+
+
+@given(
+    seed=st.integers(0, 1000),
+    outputs=st.integers(1, 9),
+    inputs=st.integers(1, 9),
+    density=st.floats(0, 1),
+    together=st.sampled_from([1, 2, 4]),
+    blocks=st.integers(1, 3),
+    kind=st.sampled_from(["fp32", "fp16"]),
+)
+def test_every_weight_is_walked_once(
+    seed: int, outputs: int, inputs: int, density: float, together: int, blocks: int, kind: Format
+) -> None:
+    weights = some_weights(seed, outputs, inputs, density)
+    blocks = min(blocks, inputs)
+    walked = walk(weights, kind, 1, together=together, blocks=blocks)
+    expected = Counter(
+        zip(
+            weights.channel.tolist(),
+            (weights.source * PITCH + weights.within).tolist(),
+            weights.value.tolist(),
+            strict=True,
+        )
+    )
+    found = read(walked, kind, together, blocks)
+    # A group that is filled up with its last channel computes it twice.
+    assert found.keys() == expected.keys()
+    assert outputs % together or found == expected
+
+
+@pytest.mark.parametrize("count", range(9))
+def test_as_many_weights_as_possible_are_read_at_once_and_none_is_added(count: int) -> None:
+    channel, value = np.zeros(count, np.int64), np.ones(count, np.float32)
+    walked = walk(NonZeros(channel, np.arange(count), channel, value, 1, 9, PITCH), "fp32", 1, together=1, blocks=1)
+    assert walked.starts.tolist() == [0, count // AT_ONCE * AT_ONCE, count]
+    assert len(walked.entries) == count
