@@ -117,10 +117,11 @@ struct conv {
     struct activate act, tail_act;
 };
 
-/* Copies, through a table of positions (or without one: as they are), `count` floats of each channel. */
+/* Copies, through a table of positions (or without one: as they are), `count` floats of each channel. `runs` are the
+ * vectors from which LANES of them hold, in every lane, floats that follow each other. */
 struct gather {
-    int64_t from, to, table; /* table: int32, -1 for `fill` */
-    int32_t channels, count, from_pitch, to_pitch;
+    int64_t from, to, table, runs; /* table: int32, -1 for `fill`; runs: int32, in ascending order */
+    int32_t channels, count, from_pitch, to_pitch, run_count;
     float fill;
 };
 
@@ -918,23 +919,68 @@ INLINE vec gather(const float *from, const int32_t *table, float fill)
 #endif
 }
 
+#if LANES == 16
+#define LOWER 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define UPPER 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif LANES == 8
+#define LOWER 0, 8, 1, 9, 2, 10, 3, 11
+#define UPPER 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define LOWER 0, 4, 1, 5
+#define UPPER 2, 6, 3, 7
+#endif
+#ifdef __clang__
+#define INTERLEAVE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define INTERLEAVE(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
+#endif
+
+/* LANES vectors whose lanes hold floats that follow each other: read lane by lane, and transposed. Interleaving the
+ * first half with the second, as often as it can be halved, puts everything in its place. */
+static void copy_run(float *to, const float *from, const int32_t *table)
+{
+    vec v[LANES], w[LANES];
+    EACH(l, LANES) memcpy(v + l, from + table[l], sizeof *v);
+    UNROLL for (int size = 1; size < LANES; size *= 2) {
+        EACH(i, LANES / 2) {
+            w[2 * i] = INTERLEAVE(v[i], v[i + LANES / 2], LOWER);
+            w[2 * i + 1] = INTERLEAVE(v[i], v[i + LANES / 2], UPPER);
+        }
+        EACH(i, LANES) v[i] = w[i];
+    }
+    EACH(l, LANES) memcpy(to + l * LANES, v + l, sizeof *v);
+}
+
+/* Floats first .. last - 1 of a channel, one by one where they are no whole vector. */
+static void copy_some(float *to, const float *from, const int32_t *table, int first, int last, float fill)
+{
+    int i = first;
+    for (; i + LANES <= last; i += LANES) {
+        const vec v = gather(from, table + i, fill);
+        memcpy(to + i, &v, sizeof v); /* the caller's output need not be aligned */
+    }
+    for (; i < last; i++) to[i] = table[i] < 0 ? fill : from[table[i]];
+}
+
 static void run_gather(const struct gather *op, const struct frame *f)
 {
-    const struct share s = share_of(f, op->count);
-    const int32_t *table = (const int32_t *)(f->constants + op->table);
-    for (int channel = 0; channel < op->channels; channel++) {
+    const struct share s = share_of(f, op->channels);
+    const int32_t *table = (const int32_t *)(f->constants + op->table), *runs = (const int32_t *)(f->constants + op->runs);
+    for (int channel = s.first; channel < s.last; channel++) {
         const float *from = (const float *)locate(f, op->from) + (int64_t)channel * op->from_pitch;
         float *to = (float *)locate(f, op->to) + (int64_t)channel * op->to_pitch;
+        int done = 0;
         if (op->table == ABSENT) {
-            memcpy(to + s.first, from + s.first, (size_t)(s.last - s.first) * sizeof *to);
+            memcpy(to, from, (size_t)op->count * sizeof *to);
             continue;
         }
-        int i = s.first;
-        for (; i + LANES <= s.last; i += LANES) {
-            const vec v = gather(from, table + i, op->fill);
-            memcpy(to + i, &v, sizeof v); /* the caller's output need not be aligned */
+        for (int run = 0; run < op->run_count; run++) {
+            const int first = runs[run] * LANES;
+            copy_some(to, from, table, done, first, op->fill);
+            copy_run(to + first, from, table + first);
+            done = first + LANES * LANES;
         }
-        for (; i < s.last; i++) to[i] = table[i] < 0 ? op->fill : from[table[i]];
+        copy_some(to, from, table, done, op->count, op->fill);
     }
 }
 

@@ -158,6 +158,21 @@ def choose_grid(height: int, width: int, lanes: int, *, before: Grid | None = No
     return best[2]
 
 
+def runs_of(table: IntArray, lanes: int) -> IntArray:
+    """The vectors of a table of positions from which `lanes` of them read, in every lane, floats that follow each other.
+
+    They are rows of pixels that lie in a row, too, where they come from.
+    """
+    vectors = table[: len(table) // lanes * lanes].reshape(-1, lanes)
+    inside = (vectors >= 0).all(1)
+    follows = np.zeros(len(vectors), bool)
+    follows[1:] = inside[1:] & inside[:-1] & (vectors[1:] == vectors[:-1] + 1).all(1)
+    starts = np.flatnonzero(~follows)
+    counts = np.where(inside[starts], np.diff(np.append(starts, len(vectors))) // lanes, 0)
+    number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(starts, counts) + lanes * number
+
+
 def halo_sides(planes: Planes) -> NDArray[np.int32]:
     """How to fill the halo from the regions: `struct side` of kernels.c for each of its rows, then for its columns.
 

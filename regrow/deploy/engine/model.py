@@ -19,6 +19,8 @@ from regrow.deploy.engine.memory import Block, allocate
 from regrow.deploy.engine.plan import Plan
 from regrow.deploy.engine.reference import TorchRunner, Values
 
+CPU = torch.device("cpu")
+
 WORTH_DIVIDING = 50_000_000
 """Multiply-accumulates in an image from which it pays to bring threads together after every layer."""
 
@@ -124,7 +126,7 @@ class CompiledModel:
             self._accepted = shape
         if x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous():
             x = x.detach().to("cpu", torch.float32).contiguous()
-        y = torch.empty(shape[0], *self.output_shape, dtype=torch.float32, device="cpu")  # whatever the defaults are
+        y = torch.empty((shape[0], *self.output_shape), dtype=torch.float32, device=CPU)  # whatever the defaults are
         self._runner.run(x, y)
         return y
 

@@ -43,8 +43,8 @@ class Gather(ctypes.Structure):
     """A copy through a table."""
 
     _fields_: ClassVar[Fields] = [
-        *((name, c_int64) for name in ("from_", "to", "table")),
-        *((name, c_int32) for name in ("channels", "count", "from_pitch", "to_pitch")),
+        *((name, c_int64) for name in ("from_", "to", "table", "runs")),
+        *((name, c_int32) for name in ("channels", "count", "from_pitch", "to_pitch", "run_count")),
         ("fill", c_float),
     ]
 

@@ -11,7 +11,7 @@ import torch
 from regrow.deploy.engine import native
 from regrow.deploy.engine.arena import buffer_bytes
 from regrow.deploy.engine.graph import Activation, Affine, Binary, Linear, Pool, macs, pool_weights
-from regrow.deploy.engine.layout import Planes, halo_sides
+from regrow.deploy.engine.layout import Planes, halo_sides, runs_of
 from regrow.deploy.engine.operands import Operands
 from regrow.deploy.engine.problems import conv_node, problem_of, region_of
 from regrow.deploy.engine.steps import (
@@ -156,15 +156,22 @@ class Writer:
     def _gather(self, step: GatherStep) -> native.Gather:
         (source,), (target,) = step.reads, step.writes
         pitches = [b.pixels if b.planes is None else b.planes.pitch * self.operands.lanes for b in (source, target)]
-        table = native.ABSENT if step.table is None else self.operands.constants.put(step.table.astype(np.int32))
+        table = runs = native.ABSENT
+        run_count = 0
+        if step.table is not None:
+            table = self.operands.constants.put(step.table.astype(np.int32))
+            found = runs_of(step.table, self.operands.lanes)
+            runs, run_count = self.operands.constants.put(found.astype(np.int32)), len(found)
         return native.Gather(
             from_=self.operands.at(source),
             to=self.operands.at(target),
             table=table,
+            runs=runs,
             channels=1 if step.table is None else target.channels,
             count=target.channels * target.pixels if step.table is None else len(step.table),
             from_pitch=pitches[0],
             to_pitch=pitches[1],
+            run_count=run_count,
             fill=step.fill,
         )
 
