@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regrow.deploy.engine.layout import Halo, Planes, choose_grid, runs_of
+from regrow.deploy.engine.layout import Halo, IntArray, Planes, choose_grid, runs_of
 
 LANES = 8
 
 
-def input_table(height: int, width: int, halo: Halo) -> tuple[Planes, np.ndarray]:
+def input_table(height: int, width: int, halo: Halo) -> tuple[Planes, IntArray]:
     """The positions in a row-major image that planes are filled from."""
     planes = Planes(height, width, choose_grid(height, width, LANES), halo)
     y, x = planes.coordinates(halo=True)

@@ -59,6 +59,13 @@ def fitted(plan: Plan) -> tuple[Plan, str]:
     return own_plan, "\n".join([tile_list(shapes), _list("FITTED", forms), _list("HALOS", halos)])
 
 
+def halos_left(plan: Plan, number: int) -> list[int]:
+    """The halos after convolution `number` of the plan's operations that no kernel of its own would write along."""
+    ops = list(plan.ops)
+    written = _edges(number, ops, plan)
+    return [after for after, _ in _halos_after(number, ops) if after not in written]
+
+
 def _list(name: str, items: Iterable[str]) -> str:
     return " \\\n".join([f"#define {name}(F)", *(f"    F({number}, {item})" for number, item in enumerate(items, 1))])
 

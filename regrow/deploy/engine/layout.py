@@ -159,18 +159,19 @@ def choose_grid(height: int, width: int, lanes: int, *, before: Grid | None = No
 
 
 def runs_of(table: IntArray, lanes: int) -> IntArray:
-    """The vectors of a table of positions from which `lanes` of them read, in every lane, floats that follow each other.
+    """Where, in a table of positions, `lanes` vectors start that read floats that follow each other, in every lane.
 
     They are rows of pixels that lie in a row, too, where they come from.
     """
     vectors = table[: len(table) // lanes * lanes].reshape(-1, lanes)
-    inside = (vectors >= 0).all(1)
+    inside = np.all(vectors >= 0, axis=1)
     follows = np.zeros(len(vectors), bool)
-    follows[1:] = inside[1:] & inside[:-1] & (vectors[1:] == vectors[:-1] + 1).all(1)
+    follows[1:] = inside[1:] & inside[:-1] & np.all(np.diff(vectors, axis=0) == 1, axis=1)
     starts = np.flatnonzero(~follows)
     counts = np.where(inside[starts], np.diff(np.append(starts, len(vectors))) // lanes, 0)
     number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(starts, counts) + lanes * number
+    runs: IntArray = np.repeat(starts, counts) + lanes * number
+    return runs
 
 
 def halo_sides(planes: Planes) -> NDArray[np.int32]:

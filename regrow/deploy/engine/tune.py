@@ -14,6 +14,7 @@ import torch
 
 from regrow.deploy.container import write_atomically
 from regrow.deploy.engine.build import Library, cache_folder
+from regrow.deploy.engine.fitted import halos_left
 from regrow.deploy.engine.model import NativeRunner
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.problems import conv_steps, problem_of
@@ -24,11 +25,17 @@ from regrow.deploy.engine.writer import Walks
 ROUNDS = 24
 """Tiles tried for each convolution, the most promising first."""
 
-FINALISTS = 3
+FINALISTS = 4
 """Of these, how many are tried again and again: the first time may have been disturbed."""
+
+REMATCHES = 6
+"""How often."""
 
 SECONDS = 20.0
 """When to stop trying, however many are left."""
+
+FIRST_SECONDS = 12.0
+"""When to stop trying new ones."""
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 """Of the network's input and output."""
@@ -99,16 +106,17 @@ class _Tuner:
         self.y = torch.empty(1, *shapes[1])
         # A thread alone is measured by the processor time that it gets: a busy machine then misleads nobody.
         self.clock = time.CLOCK_THREAD_CPUTIME_ID if threads == 1 else time.CLOCK_MONOTONIC
-        self.deadline = self.now() + SECONDS
+        self.start = self.now()
 
     def now(self) -> float:
         return time.clock_gettime(self.clock)
 
     def best(self) -> Tuning:
-        """Everything once, then the finalists again, twice."""
-        self.measure(self.offers)
-        for _ in range(2):
-            self.measure([ranked(taken)[:FINALISTS] for taken in self.taken])
+        """Everything once, then the finalists again and again."""
+        self.measure(self.offers, FIRST_SECONDS)
+        finalists = [ranked(taken)[:FINALISTS] for taken in self.taken]
+        for _ in range(REMATCHES):
+            self.measure(finalists, SECONDS)
         tiles = self.dealt([ranked(taken)[:1] for taken in self.taken], 0)
         return Tuning(tiles, self.threads == 1 or self.runner(tiles).divide or self.pays(tiles))
 
@@ -116,16 +124,20 @@ class _Tuner:
         plan = write_plan(self.plan, tiles, threads=self.threads, walks=self.walks)
         return NativeRunner(self.library, plan, threads=self.threads, divide=divide, clock=self.clock)
 
-    def measure(self, offers: list[list[Tile]]) -> None:
+    def measure(self, offers: list[list[Tile]], seconds: float) -> None:
         for turn in range(min(ROUNDS, max((len(offer) for offer in offers), default=0))):
-            if self.now() > self.deadline and all(self.taken):
+            if self.now() > self.start + seconds and all(self.taken):
                 return
             tried = self.dealt(offers, turn)
             runner = self.runner(tried, divide=True)
             layers = runner.profile(self.x, self.y, self.repeats(runner)).layers
             # What no tile changes tells how fast the processor is just now: on a shared machine that comes and goes.
             pace = sum(layer.seconds for layer in layers if layer.kind != "conv") or 1.0
-            convolutions = [layer.seconds / pace for layer in layers if layer.kind == "conv"]
+            convolutions = [
+                (layer.seconds + sum(layers[halo].seconds for halo in halos_left(runner.plan, number))) / pace
+                for number, layer in enumerate(layers)
+                if layer.kind == "conv"
+            ]
             for members, taken in zip(self.families, self.taken, strict=True):
                 for number in members:
                     taken.setdefault(tried[number], []).append(convolutions[number] / self.nonzeros[number])
