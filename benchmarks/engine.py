@@ -120,7 +120,7 @@ def tuning(arguments: Any) -> list[Row]:
 
 
 def _build_seconds() -> float:
-    """The compiler's processor time, which a busy machine does not stretch, though one whose clock comes and goes does."""
+    """The compiler's processor time: a busy machine does not stretch it, one whose clock comes and goes does."""
     with tempfile.TemporaryDirectory() as folder, _cache(folder):
         before = os.times()
         load_library()
