@@ -13,7 +13,7 @@ import regrow
 from regrow.deploy.engine import chains, compiler
 from regrow.deploy.engine.build import NoCompilerError, fit_library, load_library
 from regrow.deploy.engine.capture import capture
-from regrow.deploy.engine.fitted import CONV, HALO, fitted
+from regrow.deploy.engine.fitted import CONV, HALO, fitted, separate_halos
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.model import NativeRunner
 from regrow.deploy.engine.plan import Plan, write_plan
@@ -152,3 +152,17 @@ def test_networks_that_differ_in_their_weights_share_kernels() -> None:
     assert all(conv.kernel for conv in convolutions)
     assert max(conv.kernel for conv in convolutions) < len(convolutions)
     assert not any(op.as_.conv.kernel for op in plans[1].ops if op.kind == CONV)  # the given plan stays as it was
+
+
+def test_halos_that_stay_separate_are_those_of_the_plan_with_its_own_kernels() -> None:
+    torch.manual_seed(0)
+    model, x = Block().eval(), torch.randn(1, 3, 32, 32)
+    steps = schedule(fuse(capture(model, x)), load_library().lanes)
+    offers = [candidates(problem_of(step, steps.lanes, 1)) for step in conv_steps(steps)]
+    for turn in range(4):
+        plan = write_plan(steps, [offer[turn % len(offer)] for offer in offers])
+        separate = [
+            halo for number, op in enumerate(plan.ops) if op.kind == CONV for halo in separate_halos(plan, number)
+        ]
+        kept = [op for op in fitted(plan)[0].ops if op.kind == HALO]
+        assert len(separate) == len(kept)

@@ -59,7 +59,7 @@ def fitted(plan: Plan) -> tuple[Plan, str]:
     return own_plan, "\n".join([tile_list(shapes), _list("FITTED", forms), _list("HALOS", halos)])
 
 
-def halos_left(plan: Plan, number: int) -> list[int]:
+def separate_halos(plan: Plan, number: int) -> list[int]:
     """The halos after convolution `number` of the plan's operations that no kernel of its own would write along."""
     ops = list(plan.ops)
     written = _edges(number, ops, plan)

@@ -27,6 +27,12 @@
 #endif
 #endif
 
+#if LANES == 16 && defined(__AVX512F__) || LANES == 8 && defined(__AVX2__)
+#define WIDE 1 /* with the instructions that such vectors come with */
+#else
+#define WIDE 0
+#endif
+
 #define VECTOR ((int)sizeof(vec)) /* bytes */
 
 /* One native register: compilers lower wider vectors badly. The cells of an arena may alias anything. */
@@ -75,7 +81,8 @@ struct entry {
     float value;
 };
 
-/* Four weights in the room of four: read together they take fewer of the loads that the pixels need. */
+/* Four of a channel's weights: read together they take fewer of the loads that the pixels need. As many of a group's
+ * weights as possible come so, four of each member after the other. */
 struct four {
     uint32_t offset[4];
     float value[4];
@@ -93,9 +100,8 @@ struct entry {
 
 struct conv {
     struct planes in, out, residual, tail;
-    int64_t entries;                /* struct entry, in the order in which they are walked */
-    int64_t starts;                 /* int32: where each (block, group) starts in entries, and where its fours end, in
-                                       steps of `together` */
+    int64_t entries;                /* struct entry, in the order in which they are walked, or struct four */
+    int64_t starts;                 /* int32: where each (block, group) starts in entries, in steps of `together` */
     int64_t bases;                  /* int32: where each block's first channel lies, in bytes */
     int64_t order;                  /* int32: the output channel of each (block, group, member), if they are several */
     int64_t parts;                  /* int32: the first group of each thread, when threads share the channels */
@@ -120,7 +126,7 @@ struct conv {
 /* Copies, through a table of positions (or without one: as they are), `count` floats of each channel. `runs` are the
  * vectors from which LANES of them hold, in every lane, floats that follow each other. */
 struct gather {
-    int64_t from, to, table, runs; /* table: int32, -1 for `fill`; runs: int32, in ascending order */
+    int64_t from, to, table, runs; /* table: int32, -1 for `fill`; runs: int32, LANES or more apart */
     int32_t channels, count, from_pitch, to_pitch, run_count;
     float fill;
 };
@@ -338,7 +344,7 @@ INLINE vec read_entry(const struct entry *e, const char *corner, const char **pi
 #if WEIGHT_BITS != 32
     *pixel = corner + (uint32_t)e->offset * VECTOR;
     return splat(widen(e->value));
-#elif LANES >= 8 && defined(__AVX2__)
+#elif WIDE
     /* One load instead of two: the second half of the 64 bits goes from a register straight to all lanes. */
     uint64_t bits;
     memcpy(&bits, e, sizeof bits);
@@ -355,35 +361,43 @@ INLINE vec read_entry(const struct entry *e, const char *corner, const char **pi
 }
 
 #if WEIGHT_BITS == 32
-/* Four weights in registers: two offsets in each number, and the values in every four lanes. */
+/* Four weights that have been read. With few registers and cheap loads of one number that is better left to later. */
 struct taken {
-    uint64_t near, far;
-    vec values;
+#if WIDE
+    uint64_t first, second; /* two offsets each */
+    vec values;             /* in every four lanes */
+#else
+    const struct four *four;
+#endif
 };
 
 INLINE struct taken take(const struct four *four)
 {
-    uint64_t near, far;
-    memcpy(&near, four->offset, sizeof near);
-    memcpy(&far, four->offset + 2, sizeof far);
-    OPAQUE(near);
-    OPAQUE(far);
-    struct taken taken = {near, far, {0}};
-#if LANES == 16 && defined(__AVX512F__)
-    taken.values = (vec)_mm512_broadcast_f32x4(_mm_loadu_ps(four->value));
-#elif LANES == 8 && defined(__AVX2__)
-    taken.values = (vec)_mm256_broadcast_ps((const __m128 *)four->value);
+#if WIDE
+    uint64_t first, second;
+    memcpy(&first, four->offset, sizeof first);
+    memcpy(&second, four->offset + 2, sizeof second);
+    OPAQUE(first);
+    OPAQUE(second);
+#if LANES == 16
+    return (struct taken){first, second, (vec)_mm512_broadcast_f32x4(_mm_loadu_ps(four->value))};
 #else
-    memcpy(&taken.values, four->value, sizeof four->value);
+    return (struct taken){first, second, (vec)_mm256_broadcast_ps((const __m128 *)four->value)};
 #endif
-    return taken;
+#else
+    return (struct taken){four};
+#endif
 }
 
-/* The pixel that weight i multiplies. Plans are little-endian: the first of two offsets is the lower half. */
+/* The pixel that weight i multiplies. */
 INLINE const char *pixel_of(const struct taken *taken, const char *corner, const int i)
 {
-    const uint64_t offsets = i < 2 ? taken->near : taken->far;
+#if WIDE
+    const uint64_t offsets = i < 2 ? taken->first : taken->second;
     return corner + (uint32_t)(i % 2 ? offsets >> 32 : offsets);
+#else
+    return corner + taken->four->offset[i];
+#endif
 }
 
 /* Weight i in all lanes. */
@@ -406,10 +420,16 @@ INLINE vec weight_of(const struct taken *taken, const int i)
     default: return (vec)_mm256_permute_ps(v, 0xff);
     }
 #else
-    return splat(taken->values[i]);
+    return splat(taken->four->value[i]);
 #endif
 }
 #endif
+
+/* Where the weights of a group that come in fours end; only those of 32 bits do. */
+INLINE const struct entry *end_of_fours(const struct entry *e, const struct entry *end, const int together)
+{
+    return WEIGHT_BITS == 32 ? e + (end - e) / (4 * together) * (4 * together) : e;
+}
 
 /* A tile that is being computed: where it lies in each operand's channel 0. A channel is `channel * pitch` further. */
 struct tile {
@@ -468,13 +488,13 @@ INLINE void walk(vec *sums, const struct entry *e, const struct entry *end, cons
     }
 }
 
-/* The same, four at a time; other weights than those of 32 bits do not come so. */
+/* The same, four at a time. */
 INLINE void walk_fours(vec *sums, const struct entry *e, const struct entry *end, const char *in, intptr_t step,
                        const int together, const int down, const int across, const int stride)
 {
 #if WEIGHT_BITS == 32
     for (; e != end; e += 4 * together) {
-        struct taken taken[MAX_SUMS];
+        struct taken taken[MAX_SUMS]; /* of which as many are used as there are channels */
         EACH(m, together) taken[m] = take((const struct four *)e + m);
         EACH(i, 4) {
             EACH(m, together) {
@@ -681,8 +701,8 @@ INLINE void conv_channels(const struct tile *given, const struct conv *op, const
     t.residual += channel * (int64_t)op->residual.pitch;
     t.scratch += channel * (int64_t)n * VECTOR;
     OPAQUE(t.in);
-    for (const int32_t *start = b->starts, *end = start + 2 * b->groups; start != end;) {
-        const struct entry *fours = b->entries + *++start, *stop = b->entries + *++start;
+    for (const int32_t *start = b->starts, *end = start + b->groups; start != end;) {
+        const struct entry *stop = b->entries + *++start, *fours = end_of_fours(e, stop, 1);
         vec sums[MAX_SUMS];
         if (first)
             start_sums(sums, &t, here, 1, n);
@@ -699,7 +719,7 @@ INLINE void conv_channels(const struct tile *given, const struct conv *op, const
         } else if (b->usual) {
             finish(sums, &t, op, here, 1, down, across);
         } else {
-            const int32_t number = channel + (int32_t)(start - b->starts) / 2 - 1;
+            const int32_t number = channel + (int32_t)(start - b->starts) - 1;
             EACH(i, n) t.spare[i] = sums[i];
             finish_any(given, &number, 1, across, n);
         }
@@ -721,9 +741,8 @@ INLINE void conv_groups(const struct tile *t, const struct conv *op, const struc
     const intptr_t row = (intptr_t)op->stride_rows * op->in.row;
     const int32_t *channels = b->order;
     const struct entry *e = b->entries + (int64_t)b->starts[0] * together;
-    for (const int32_t *start = b->starts, *end = start + 2 * b->groups; start != end; channels += together) {
-        const struct entry *fours = b->entries + (int64_t)*++start * together;
-        const struct entry *stop = b->entries + (int64_t)*++start * together;
+    for (const int32_t *start = b->starts, *end = start + b->groups; start != end; channels += together) {
+        const struct entry *stop = b->entries + (int64_t)*++start * together, *fours = end_of_fours(e, stop, together);
         vec sums[MAX_SUMS];
         if (b->first)
             start_sums(sums, t, channels, together, n);
@@ -773,7 +792,7 @@ INLINE void conv_tiles(const struct conv *given, const struct edges *edges, cons
                        const int stride)
 {
     const struct conv op = *given; /* a copy, which no result that is stored can alias */
-    const int32_t *starts = (const int32_t *)(f->constants + op.starts) + 2 * a->first_group;
+    const int32_t *starts = (const int32_t *)(f->constants + op.starts) + a->first_group;
     const int32_t *order = (const int32_t *)(f->constants + op.order) + a->first_group * together;
     const int32_t *bases = (const int32_t *)(f->constants + op.bases);
     struct block b = {.entries = (const struct entry *)(f->constants + op.entries)};
@@ -790,7 +809,7 @@ INLINE void conv_tiles(const struct conv *given, const struct edges *edges, cons
         t.spare = spare;
         t.edges = edges;
         for (int block = 0; block < op.blocks; block++) {
-            b.starts = starts + 2 * block * op.groups;
+            b.starts = starts + block * op.groups;
             b.order = order + block * op.groups * together;
             b.first = block == 0;
             b.last = block + 1 == op.blocks;
@@ -967,23 +986,25 @@ static void copy_some(float *to, const float *from, const int32_t *table, int fi
 
 static void run_gather(const struct gather *op, const struct frame *f)
 {
-    const struct share s = share_of(f, op->channels);
-    const int32_t *table = (const int32_t *)(f->constants + op->table), *runs = (const int32_t *)(f->constants + op->runs);
-    for (int channel = s.first; channel < s.last; channel++) {
+    const struct share s = share_of(f, op->count);
+    const int32_t *table = (const int32_t *)(f->constants + op->table);
+    const int32_t *runs = (const int32_t *)(f->constants + op->runs);
+    for (int channel = 0; channel < op->channels; channel++) {
         const float *from = (const float *)locate(f, op->from) + (int64_t)channel * op->from_pitch;
         float *to = (float *)locate(f, op->to) + (int64_t)channel * op->to_pitch;
-        int done = 0;
+        int done = s.first;
         if (op->table == ABSENT) {
-            memcpy(to, from, (size_t)op->count * sizeof *to);
+            memcpy(to + s.first, from + s.first, (size_t)(s.last - s.first) * sizeof *to);
             continue;
         }
         for (int run = 0; run < op->run_count; run++) {
-            const int first = runs[run] * LANES;
+            const int first = runs[run] * LANES, last = first + LANES * LANES;
+            if (first < s.first || last > s.last) continue; /* not all ours */
             copy_some(to, from, table, done, first, op->fill);
             copy_run(to + first, from, table + first);
-            done = first + LANES * LANES;
+            done = last;
         }
-        copy_some(to, from, table, done, op->count, op->fill);
+        copy_some(to, from, table, done, s.last, op->fill);
     }
 }
 

@@ -161,7 +161,7 @@ def choose_grid(height: int, width: int, lanes: int, *, before: Grid | None = No
 def runs_of(table: IntArray, lanes: int) -> IntArray:
     """Where, in a table of positions, `lanes` vectors start that read floats that follow each other, in every lane.
 
-    They are rows of pixels that lie in a row, too, where they come from.
+    In a row-major image that is where a row of every region lies inside it.
     """
     vectors = table[: len(table) // lanes * lanes].reshape(-1, lanes)
     inside = np.all(vectors >= 0, axis=1)

@@ -14,7 +14,7 @@ import torch
 
 from regrow.deploy.container import write_atomically
 from regrow.deploy.engine.build import Library, cache_folder
-from regrow.deploy.engine.fitted import halos_left
+from regrow.deploy.engine.fitted import separate_halos
 from regrow.deploy.engine.model import NativeRunner
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.problems import conv_steps, problem_of
@@ -83,11 +83,23 @@ def ranked(taken: Mapping[Tile, Sequence[float]]) -> list[Tile]:
     return sorted(taken, key=lambda tile: median(taken[tile]))
 
 
+def dealt(
+    offers: Sequence[Sequence[Tile]], families: Sequence[Sequence[int]], turn: int = 0, match: int = 0
+) -> tuple[Tile, ...]:
+    """A tile for every convolution, the next ones of its family's offers; in another match, for another member."""
+    tiles = {
+        number: offer[(turn * len(members) + place + match) % len(offer)]
+        for members, offer in zip(families, offers, strict=True)
+        for place, number in enumerate(members)
+    }
+    return tuple(tiles[number] for number in range(len(tiles)))
+
+
 class _Tuner:
     """Tries one tile for every convolution at a time, in the running network: there the caches are as they will be.
 
     Layers that are alike share what they learn: each tries another tile, and what these have `taken` (for each weight,
-    in units of the time of all that is no convolution) is theirs together.
+    with the halos that are left to fill, in units of the time of all that is no convolution) is theirs together.
     """
 
     def __init__(
@@ -112,44 +124,37 @@ class _Tuner:
         return time.clock_gettime(self.clock)
 
     def best(self) -> Tuning:
-        """Everything once, then the finalists again and again."""
+        """As much as there is time for once, then the finalists again and again."""
         self.measure(self.offers, FIRST_SECONDS)
         finalists = [ranked(taken)[:FINALISTS] for taken in self.taken]
-        for _ in range(REMATCHES):
-            self.measure(finalists, SECONDS)
-        tiles = self.dealt([ranked(taken)[:1] for taken in self.taken], 0)
+        for match in range(REMATCHES):
+            self.measure(finalists, SECONDS, match)
+        # Whoever was measured once only may have been lucky.
+        known = [{tile: taken[tile] for tile in own} for own, taken in zip(finalists, self.taken, strict=True)]
+        tiles = dealt([ranked(taken)[:1] for taken in known], self.families)
         return Tuning(tiles, self.threads == 1 or self.runner(tiles).divide or self.pays(tiles))
 
     def runner(self, tiles: Sequence[Tile], *, divide: bool | None = None) -> NativeRunner:
         plan = write_plan(self.plan, tiles, threads=self.threads, walks=self.walks)
         return NativeRunner(self.library, plan, threads=self.threads, divide=divide, clock=self.clock)
 
-    def measure(self, offers: list[list[Tile]], seconds: float) -> None:
+    def measure(self, offers: list[list[Tile]], seconds: float, match: int = 0) -> None:
         for turn in range(min(ROUNDS, max((len(offer) for offer in offers), default=0))):
             if self.now() > self.start + seconds and all(self.taken):
                 return
-            tried = self.dealt(offers, turn)
+            tried = dealt(offers, self.families, turn, match)
             runner = self.runner(tried, divide=True)
             layers = runner.profile(self.x, self.y, self.repeats(runner)).layers
             # What no tile changes tells how fast the processor is just now: on a shared machine that comes and goes.
             pace = sum(layer.seconds for layer in layers if layer.kind != "conv") or 1.0
             convolutions = [
-                (layer.seconds + sum(layers[halo].seconds for halo in halos_left(runner.plan, number))) / pace
+                (layer.seconds + sum(layers[halo].seconds for halo in separate_halos(runner.plan, number))) / pace
                 for number, layer in enumerate(layers)
                 if layer.kind == "conv"
             ]
             for members, taken in zip(self.families, self.taken, strict=True):
                 for number in members:
                     taken.setdefault(tried[number], []).append(convolutions[number] / self.nonzeros[number])
-
-    def dealt(self, offers: list[list[Tile]], turn: int) -> tuple[Tile, ...]:
-        """A tile for every convolution, the next ones of each family's offers."""
-        tiles = {
-            number: offer[(turn * len(members) + place) % len(offer)]
-            for members, offer in zip(self.families, offers, strict=True)
-            for place, number in enumerate(members)
-        }
-        return tuple(tiles[number] for number in range(len(self.nonzeros)))
 
     def pays(self, tiles: Sequence[Tile]) -> bool:
         """Whether an image is done sooner by all threads than by one."""

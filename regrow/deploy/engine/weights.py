@@ -127,9 +127,8 @@ def walk(weights: NonZeros, kind: Format, unit: int, *, together: int, blocks: i
     entries["offset"][position] = offset[source] * unit
     entries["value"][position] = weights.value[source]
 
-    fours = lengths.reshape(-1) // AT_ONCE if kind == "fp32" else np.zeros(lengths.size, np.int64)
-    _put_in_fours(entries, starts[:-1], fours, together)
-    starts = np.append(np.stack([starts[:-1], starts[:-1] + AT_ONCE * fours], 1), starts[-1])
+    if kind == "fp32":
+        _put_in_fours(entries, starts[:-1], lengths.reshape(-1) // AT_ONCE, together)
     return Walk(entries, starts.astype(np.int32), bases.astype(np.int32), order.astype(np.int32), first_groups, groups)
 
 
@@ -137,8 +136,6 @@ def _put_in_fours(
     entries: NDArray[np.void], starts: NDArray[np.int64], fours: NDArray[np.int64], together: int
 ) -> None:
     """From the start of each group on, write so many times four weights of every member offsets first, then values."""
-    if not fours.any():
-        return
     number = np.arange(int(fours.sum())) - np.repeat(np.cumsum(fours) - fours, fours)
     first = (np.repeat(starts, fours) + AT_ONCE * number) * together
     place = first[:, None] + np.arange(AT_ONCE * together)

@@ -1,0 +1,26 @@
+"""How the fastest tile is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from regrow.deploy.engine.tiles import Tile
+from regrow.deploy.engine.tune import FINALISTS, REMATCHES, dealt, ranked
+
+
+@pytest.mark.parametrize("members", range(1, 8))
+def test_every_layer_of_a_family_tries_every_finalist(members: int) -> None:
+    finalists = [Tile(1, 1, across) for across in range(1, FINALISTS + 1)]
+    family = list(range(members))
+    tried = [dealt([finalists], [family], turn, match) for match in range(REMATCHES) for turn in range(len(finalists))]
+    assert all({tiles[number] for tiles in tried} == set(finalists) for number in family)
+
+
+def test_every_convolution_gets_a_tile_of_its_own_family() -> None:
+    few, many = [Tile(1, 1, 1)], [Tile(1, 2, 2), Tile(1, 4, 2)]
+    assert dealt([few, many], [[1], [0, 2]]) == (many[0], few[0], many[1])
+
+
+def test_one_lucky_moment_does_not_make_a_tile_the_fastest() -> None:
+    steady, lucky = Tile(1, 1, 1), Tile(1, 1, 2)
+    assert ranked({lucky: [0.1, 3.0, 3.0], steady: [2.0, 2.0, 2.0]}) == [steady, lucky]
