@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ def test_synthetic_densities_keep_the_share_that_was_asked_for(sizes: list[int],
     assert kept == pytest.approx((1 - sparsity) * sum(sizes), rel=1e-6)
     assert all(0 < share <= 1 for share in shares)
     by_size = [share for _, share in sorted(zip(sizes, shares, strict=True))]
-    assert by_size == sorted(by_size, reverse=True)
+    # Of equal sizes, shares may differ by their last bit: vectors and what is left of them are not computed alike.
+    assert all(larger <= smaller * (1 + 1e-12) for smaller, larger in pairwise(by_size))
 
 
 def test_a_network_is_pruned_as_far_as_asked_for() -> None:
