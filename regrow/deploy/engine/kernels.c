@@ -935,8 +935,10 @@ INLINE vec gather(const float *from, const int32_t *table, float fill)
     const __m256 inside = (__m256)_mm256_cmpgt_epi32(at, _mm256_set1_epi32(-1));
     return (vec)_mm256_mask_i32gather_ps(_mm256_set1_ps(fill), from, at, inside, 4);
 #else
-    vec v;
-    for (int l = 0; l < LANES; l++) v[l] = table[l] < 0 ? fill : from[table[l]];
+    vec v = splat(fill);
+    for (int l = 0; l < LANES; l++) {
+        if (table[l] >= 0) v[l] = from[table[l]];
+    }
     return v;
 #endif
 }
@@ -1153,7 +1155,7 @@ static vec dense_dot(const weight *w, const float *x, int inputs)
 #if WEIGHT_BITS == 32
         sum[i % 2] += load((const char *)w) * x[i];
 #else
-        vec v;
+        vec v = splat(0);
         for (int l = 0; l < LANES; l++) v[l] = widen(w[l]);
         sum[i % 2] += v * x[i];
 #endif
