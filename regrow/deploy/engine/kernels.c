@@ -400,24 +400,21 @@ INLINE const char *pixel_of(const struct taken *taken, const char *corner, const
 #endif
 }
 
+#if LANES == 16
+#define SPREAD(values, lanes) ((vec)_mm512_permute_ps((__m512)(values), lanes))
+#else
+#define SPREAD(values, lanes) ((vec)_mm256_permute_ps((__m256)(values), lanes))
+#endif
+
 /* Weight i in all lanes. */
 INLINE vec weight_of(const struct taken *taken, const int i)
 {
-#if LANES == 16 && defined(__AVX512F__)
-    const __m512 v = (__m512)taken->values;
-    switch (i) {
-    case 0: return (vec)_mm512_permute_ps(v, 0x00);
-    case 1: return (vec)_mm512_permute_ps(v, 0x55);
-    case 2: return (vec)_mm512_permute_ps(v, 0xaa);
-    default: return (vec)_mm512_permute_ps(v, 0xff);
-    }
-#elif LANES == 8 && defined(__AVX2__)
-    const __m256 v = (__m256)taken->values;
-    switch (i) {
-    case 0: return (vec)_mm256_permute_ps(v, 0x00);
-    case 1: return (vec)_mm256_permute_ps(v, 0x55);
-    case 2: return (vec)_mm256_permute_ps(v, 0xaa);
-    default: return (vec)_mm256_permute_ps(v, 0xff);
+#if WIDE
+    switch (i) { /* the instruction wants a constant */
+    case 0: return SPREAD(taken->values, 0x00);
+    case 1: return SPREAD(taken->values, 0x55);
+    case 2: return SPREAD(taken->values, 0xaa);
+    default: return SPREAD(taken->values, 0xff);
     }
 #else
     return splat(taken->four->value[i]);
