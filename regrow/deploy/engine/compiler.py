@@ -15,6 +15,7 @@ from regrow.deploy.engine.graph import Graph
 from regrow.deploy.engine.model import CompiledModel, FallbackRunner, NativeRunner, Runner
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.schedule import schedule
+from regrow.deploy.engine.shortcuts import join_shortcuts
 from regrow.deploy.engine.tune import tuned
 from regrow.deploy.files import unwrapped
 
@@ -68,7 +69,7 @@ def _runner(graph: Graph, *, threads: int, tune: bool) -> Runner:
 
 def native_runner(graph: Graph, library: Library, *, threads: int = 1, tune: bool = False) -> NativeRunner:
     """The graph on given kernels."""
-    steps = schedule(graph, library.lanes)
+    steps = schedule(join_shortcuts(graph), library.lanes)
     if not tune:
         return NativeRunner(library, write_plan(steps, threads=threads), threads=threads)
     best = tuned(steps, library, (graph.input.shape, graph.output.shape), threads=threads)

@@ -917,26 +917,31 @@ static void conv_rows(const struct conv *op, const struct frame *f, int first, i
 
 /* ------------------------------------------------------------------------------------------------ moving pixels */
 
-/* LANES floats of a channel, from the positions in `table`. */
-INLINE vec gather(const float *from, const int32_t *table, float fill)
+/* Channels that are copied at a time: each looks at the table once. */
+enum { SHEETS = 4 };
+
+/* LANES floats of a few channels, from the positions in `table`; an output of the caller's need not be aligned. */
+INLINE void gather(float *to, int64_t to_pitch, const float *from, int64_t from_pitch, const int32_t *table, float fill,
+                   int channels)
 {
 #if LANES == 16 && defined(__AVX512F__)
     const __m512i at = _mm512_loadu_si512(table);
     const __mmask16 inside = _mm512_cmpge_epi32_mask(at, _mm512_setzero_si512());
-    return (vec)_mm512_mask_i32gather_ps(_mm512_set1_ps(fill), inside, at, from, 4);
-#elif LANES == 8 && defined(__AVX2__)
-    const __m256i at = _mm256_loadu_si256((const __m256i *)table);
-    if (_mm256_movemask_ps((__m256)at) == 0) /* eight loads are faster than an instruction that gathers */
-        return (vec){from[table[0]], from[table[1]], from[table[2]], from[table[3]],
-                     from[table[4]], from[table[5]], from[table[6]], from[table[7]]};
-    const __m256 inside = (__m256)_mm256_cmpgt_epi32(at, _mm256_set1_epi32(-1));
-    return (vec)_mm256_mask_i32gather_ps(_mm256_set1_ps(fill), from, at, inside, 4);
+    for (; channels > 0; channels--, to += to_pitch, from += from_pitch)
+        _mm512_storeu_ps(to, _mm512_mask_i32gather_ps(_mm512_set1_ps(fill), inside, at, from, 4));
 #else
-    vec v = splat(fill);
-    for (int l = 0; l < LANES; l++) {
-        if (table[l] >= 0) v[l] = from[table[l]];
+    /* Reading the first float where there is none is faster than asking, and so is this than instructions that gather. */
+    ivec outside;
+    int32_t at[LANES];
+    memcpy(&outside, table, sizeof outside);
+    outside >>= 31;
+    EACH(l, LANES) at[l] = table[l] & ~(table[l] >> 31);
+    for (; channels > 0; channels--, to += to_pitch, from += from_pitch) {
+        vec v = splat(0);
+        EACH(l, LANES) v[l] = from[at[l]];
+        v = (vec)((outside & (ivec)splat(fill)) | (~outside & (ivec)v));
+        memcpy(to, &v, sizeof v);
     }
-    return v;
 #endif
 }
 
@@ -972,15 +977,19 @@ static void copy_run(float *to, const float *from, const int32_t *table)
     EACH(l, LANES) memcpy(to + l * LANES, v + l, sizeof *v);
 }
 
-/* Floats first .. last - 1 of a channel, one by one where they are no whole vector. */
-static void copy_some(float *to, const float *from, const int32_t *table, int first, int last, float fill)
+/* Floats first .. last - 1 of a few channels, one by one where they are no whole vector. */
+static void copy_some(const struct gather *op, float *to, const float *from, const int32_t *table, int first, int last,
+                      int channels)
 {
     int i = first;
-    for (; i + LANES <= last; i += LANES) {
-        const vec v = gather(from, table + i, fill);
-        memcpy(to + i, &v, sizeof v); /* the caller's output need not be aligned */
+    for (; i + LANES <= last; i += LANES)
+        gather(to + i, op->to_pitch, from, op->from_pitch, table + i, op->fill, channels);
+    for (; i < last; i++) {
+        for (int c = 0; c < channels; c++) {
+            const float *source = from + c * (int64_t)op->from_pitch;
+            to[c * (int64_t)op->to_pitch + i] = table[i] < 0 ? op->fill : source[table[i]];
+        }
     }
-    for (; i < last; i++) to[i] = table[i] < 0 ? fill : from[table[i]];
 }
 
 static void run_gather(const struct gather *op, const struct frame *f)
@@ -988,22 +997,24 @@ static void run_gather(const struct gather *op, const struct frame *f)
     const struct share s = share_of(f, op->count);
     const int32_t *table = (const int32_t *)(f->constants + op->table);
     const int32_t *runs = (const int32_t *)(f->constants + op->runs);
-    for (int channel = 0; channel < op->channels; channel++) {
+    for (int channel = 0; channel < op->channels; channel += SHEETS) {
         const float *from = (const float *)locate(f, op->from) + (int64_t)channel * op->from_pitch;
         float *to = (float *)locate(f, op->to) + (int64_t)channel * op->to_pitch;
+        const int channels = op->channels - channel < SHEETS ? op->channels - channel : SHEETS;
         int done = s.first;
-        if (op->table == ABSENT) {
+        if (op->table == ABSENT) { /* one channel */
             memcpy(to + s.first, from + s.first, (size_t)(s.last - s.first) * sizeof *to);
             continue;
         }
         for (int run = 0; run < op->run_count; run++) {
             const int first = runs[run] * LANES, last = first + LANES * LANES;
             if (first < s.first || last > s.last) continue; /* not all ours */
-            copy_some(to, from, table, done, first, op->fill);
-            copy_run(to + first, from, table + first);
+            copy_some(op, to, from, table, done, first, channels);
+            for (int c = 0; c < channels; c++)
+                copy_run(to + c * (int64_t)op->to_pitch + first, from + c * (int64_t)op->from_pitch, table + first);
             done = last;
         }
-        copy_some(to, from, table, done, s.last, op->fill);
+        copy_some(op, to, from, table, done, s.last, channels);
     }
 }
 
@@ -1087,20 +1098,24 @@ INLINE vec pool_window(const char *corner, int64_t row, const int rows, const in
 static void run_pool(const struct pool *op, const struct frame *f)
 {
     const struct share s = share_of(f, op->channels);
-    const int kernel_rows = op->kernel_rows, kernel_cols = op->kernel_cols;
+    const int kernel_rows = op->kernel_rows, kernel_cols = op->kernel_cols, step = op->stride_cols * VECTOR;
     const int usual = op->maximum && kernel_rows == 3 && kernel_cols == 3; /* whose loops the compiler unrolls */
+    const int thins = op->maximum && kernel_rows == 1 && kernel_cols == 1 && op->mask == ABSENT;
     for (int channel = s.first; channel < s.last; channel++) {
         const char *in = f->arena + op->in.at + (int64_t)channel * op->in.pitch;
         char *out = f->arena + op->out.at + (int64_t)channel * op->out.pitch;
-        for (int row = 0; row < op->rows; row++) {
+        for (int row = 0; row < op->rows; row++, in += op->stride_rows * (int64_t)op->in.row, out += op->out.row) {
+            if (thins) {
+                for (int col = 0; col < op->cols; col++) store(out + col * VECTOR, load(in + col * step));
+                continue;
+            }
             for (int col = 0; col < op->cols; col++) {
-                const char *corner = in + (int64_t)row * op->stride_rows * op->in.row + col * op->stride_cols * VECTOR;
                 const int64_t pixel = (int64_t)(row * op->cols + col) * VECTOR;
-                vec v = usual ? pool_window(corner, op->in.row, 3, 3, 1)
-                              : pool_window(corner, op->in.row, kernel_rows, kernel_cols, op->maximum);
+                vec v = usual ? pool_window(in + col * step, op->in.row, 3, 3, 1)
+                              : pool_window(in + col * step, op->in.row, kernel_rows, kernel_cols, op->maximum);
                 if (!op->maximum) v *= op->weights == ABSENT ? splat(op->scale) : load(f->constants + op->weights + pixel);
                 if (op->mask != ABSENT) v = masked(v, f->constants + op->mask + pixel);
-                store(out + row * op->out.row + col * VECTOR, v);
+                store(out + col * VECTOR, v);
             }
         }
     }

@@ -250,16 +250,23 @@ class _Scheduler:
 
         If pixels have to move anyway, those that a strided 1 x 1 kernel skips stay behind.
         """
-        value, grid, padding = self._wanted(node)
-        moves = all(b.planes is None or b.planes.grid != grid for _, b in self.versions[value])
-        if not moves or node.kernel != (1, 1) or node.padding != (0, 0):
-            return self._in_planes(node, value, grid, padding), node.stride
-        target = Buffer(value.channels, node.out.size, Planes(*node.out.size, self.grids[node.out.size]))
-        return self._copy(self.versions[value][0][1], target, node, step=node.stride), (1, 1)
+        if not self._moves_pixels(node):
+            return self._in_planes(node, *self._wanted(node)), node.stride
+        target = Buffer(node.x.channels, node.out.size, Planes(*node.out.size, self.grids[node.out.size]))
+        return self._copy(self.versions[node.x][0][1], target, node, step=node.stride), (1, 1)
+
+    def _moves_pixels(self, node: Conv | Pool) -> bool:
+        """Whether the input of windows of one pixel is not in the grid from which their results stay in their lanes."""
+        grid = self._wanted(node)[1]
+        elsewhere = all(b.planes is None or b.planes.grid != grid for _, b in self.versions[node.x])
+        return elsewhere and node.kernel == (1, 1) and node.padding == (0, 0)
 
     def _pool(self, node: Pool) -> None:
-        x = self._in_planes(node, *self._wanted(node))
         out = self._written_planes(node.out)
+        if node.op == "max" and self._moves_pixels(node):
+            self._keep(node.out, self._copy(self.versions[node.x][0][1], out, node, step=node.stride))
+            return
+        x = self._in_planes(node, *self._wanted(node))
         self.steps.append(PoolStep(node, (x,), (out,)))
         self._finish(node, (node.out, out))
 
