@@ -6,6 +6,7 @@ wrong; 130 and 143 stopped by SIGINT or SIGTERM with everything saved.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit('regrow: the command line needs a few packages more: pip install "regrow[cli]"')
     try:
         code = call(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `regrow … | head`: whoever reads has seen enough, and there is nobody to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
     except Exception as error:
         from regrow.commands.errors import explain
 

@@ -41,12 +41,12 @@ def check(model: nn.Module, x: Tensor, lanes: int, threads: int = 1) -> int:
 
 def check_plan(model: nn.Module, x: Tensor, plan: Plan, threads: int = 1) -> int:
     library = load_library(lanes=plan.lanes)
-    own_plan, definitions = fitted(plan)
+    own_plan, kernels = fitted(plan)
     with torch.no_grad():
         y = torch.empty_like(model(x))
     own_y = torch.full_like(y, float("nan"))
     NativeRunner(library, plan, threads=threads, divide=True).run(x, y)
-    runner = NativeRunner(fit_library(library, definitions), own_plan, threads=threads, divide=True)
+    runner = NativeRunner(fit_library(library, kernels), own_plan, threads=threads, divide=True)
     runner.run(x, own_y)
     for session in runner._idle:  # cells that nobody writes would show as what is not a number
         ctypes.memset(session.arenas.address, 0xFF, own_plan.arena_bytes)

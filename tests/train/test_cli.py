@@ -188,3 +188,13 @@ def test_the_demo_shows_what_pruning_in_one_shot_destroys_and_dpf_does_not(capsy
     assert top1["one-shot"] < 50 < 90 < top1["DPF"]
     assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000
     assert "What to try next" in said
+
+
+@pytest.mark.parametrize("command", [["train", "--help"], ["recipes"]])
+def test_a_reader_who_leaves_early_is_no_error(command):
+    with subprocess.Popen(
+        [sys.executable, "-m", "regrow", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1

@@ -10,8 +10,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from regrow.deploy.engine.layout import side_bytes
 from regrow.deploy.engine.tiles import SHAPES, Shape
 
 COMPILERS = ("gcc", "clang", "cc")
+
+MOST_UNITS = 4
+"""Compilers that work at the same time, at most: each reads all of kernels.c first."""
 
 
 class NoCompilerError(RuntimeError):
@@ -39,6 +43,34 @@ class Job(ctypes.Structure):
         ("divide", ctypes.c_int32),
         ("clock", ctypes.c_int32),
     )
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What is to be built: kernels for tiles of any layer, and for the forms of a network's layers and halos."""
+
+    tiles: tuple[Shape, ...]
+    forms: tuple[str, ...] = ()
+    halos: tuple[str, ...] = ()
+
+    def sources(self, units: int) -> list[str]:
+        """C files that are built by themselves and linked; the first is the one that runs plans."""
+        kernels, team = kernel_source("kernels.c"), kernel_source("team.c")
+        shares = [self._share(unit, units) for unit in range(units)]
+        return ["\n".join([share, kernels, *([] if unit else [team])]) for unit, share in enumerate(shares)]
+
+    def _share(self, unit: int, units: int) -> str:
+        """The definitions that kernels.c asks for, with every so many kernels in one unit, and the others elsewhere."""
+        tiles, forms = list(enumerate(self.tiles)), list(enumerate(self.forms, 1))
+        lists = {
+            "TILES": [f"T{shape}" for number, shape in tiles if number % units == unit],
+            "FITTED": [f"T({number}, {form})" for number, form in forms if number % units == unit],
+        }
+        if units > 1:
+            lists["TILES_ELSEWHERE"] = [f"T{shape}" for number, shape in tiles if number % units != unit]
+            lists["FITTED_ELSEWHERE"] = [f"T({number})" for number, _ in forms if number % units != unit]
+        lists["HALOS"] = [f"T({number}, {halo})" for number, halo in enumerate(self.halos, 1)]
+        return "\n".join(f"#define {name}(T) {' '.join(items)}" for name, items in lists.items())
 
 
 @dataclass(frozen=True)
@@ -90,12 +122,12 @@ def load_library(*, lanes: int | None = None) -> Library:
     compiler = find_compiler()
     if compiler is None:
         raise NoCompilerError(f"no C compiler found (looked for $CC, {', '.join(COMPILERS)}).")
-    return _load(compiler, _flags(lanes), str(cache_folder()), tile_list(SHAPES))
+    return _load(compiler, _flags(lanes), str(cache_folder()), Kernels(SHAPES))
 
 
-def fit_library(library: Library, definitions: str) -> Library:
-    """The same kernels for one network, with the tiles and forms of layers that `definitions` list (see `fitted`)."""
-    return _load(library.compiler, library.flags, str(cache_folder()), definitions)
+def fit_library(library: Library, kernels: Kernels) -> Library:
+    """The engine with other kernels: those for one network (see `fitted`)."""
+    return _load(library.compiler, library.flags, str(cache_folder()), kernels)
 
 
 def _flags(lanes: int | None) -> tuple[str, ...]:
@@ -117,14 +149,13 @@ def _flags(lanes: int | None) -> tuple[str, ...]:
 
 
 @cache
-def _load(compiler: str, flags: tuple[str, ...], folder: str, definitions: str) -> Library:
+def _load(compiler: str, flags: tuple[str, ...], folder: str, kernels: Kernels) -> Library:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    source = "\n".join([definitions, kernel_source("kernels.c"), kernel_source("team.c")])
-    identity = "\n".join([source, compiler, version, *flags, _processor()])
+    identity = "\n".join([*kernels.sources(1), compiler, version, *flags, _processor()])
     key = hashlib.sha256(identity.encode()).hexdigest()[:20]
     path = Path(folder) / f"kernels-{key}.so"
     if not path.exists():
-        _compile(compiler, flags, source, path)
+        _compile(compiler, flags, kernels.sources(min(os.cpu_count() or 1, MOST_UNITS)), path)
     handle = ctypes.CDLL(str(path))
     handle.regrow_team_new.restype = ctypes.c_void_p
     handle.regrow_team_new.argtypes = [ctypes.c_int]
@@ -149,12 +180,21 @@ def _processor() -> str:
     return "\n".join(sorted(set(kept)))
 
 
-def _compile(compiler: str, flags: tuple[str, ...], source: str, path: Path) -> None:
+def _compile(compiler: str, flags: tuple[str, ...], sources: list[str], path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        text, built = Path(folder) / "kernels.c", Path(folder) / "kernels.so"
-        text.write_text(source)
-        command = [compiler, *flags, "-fPIC", "-shared", "-pthread", str(text), "-o", str(built), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise NoCompilerError(f"{compiler} could not build the kernels:\n{done.stderr.strip()[:2000]}")
+        units = [Path(folder) / f"kernels{number}.c" for number in range(len(sources))]
+        for unit, source in zip(units, sources, strict=True):
+            unit.write_text(source)
+        commands = [[*flags, "-fPIC", "-c", str(unit), "-o", str(unit.with_suffix(".o"))] for unit in units]
+        built = Path(folder) / "kernels.so"
+        linked = ["-shared", "-pthread", *(str(unit.with_suffix(".o")) for unit in units), "-o", str(built), "-lm"]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(partial(_call, compiler), commands))
+        _call(compiler, linked)
         write_atomically(path, built.read_bytes())
+
+
+def _call(compiler: str, arguments: list[str]) -> None:
+    done = subprocess.run([compiler, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise NoCompilerError(f"{compiler} could not build the kernels:\n{done.stderr.strip()[:2000]}")

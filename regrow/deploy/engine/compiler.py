@@ -74,9 +74,9 @@ def native_runner(graph: Graph, library: Library, *, threads: int = 1, tune: boo
         return NativeRunner(library, write_plan(steps, threads=threads), threads=threads)
     best = tuned(steps, library, (graph.input.shape, graph.output.shape), threads=threads)
     plan = write_plan(steps, best.tiles, threads=threads)
-    own_plan, definitions = fitted(plan)
+    own_plan, kernels = fitted(plan)
     try:
-        return NativeRunner(fit_library(library, definitions), own_plan, threads=threads, divide=best.divide)
+        return NativeRunner(fit_library(library, kernels), own_plan, threads=threads, divide=best.divide)
     except NoCompilerError as error:
         warnings.warn(
             f"kernels for any network run this one, more slowly than its own: {error}", RuntimeWarning, stacklevel=4

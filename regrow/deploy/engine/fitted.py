@@ -15,7 +15,7 @@ from itertools import takewhile
 import numpy as np
 
 from regrow.deploy.engine import native
-from regrow.deploy.engine.build import tile_list
+from regrow.deploy.engine.build import Kernels
 from regrow.deploy.engine.c_text import initializer
 from regrow.deploy.engine.graph import Act
 from regrow.deploy.engine.layout import SIDE_NUMBERS, side_bytes
@@ -31,8 +31,8 @@ _DRIVEN = ("share_channels", "followers", "band", "kernel")
 """What only the loops around the kernels read."""
 
 
-def fitted(plan: Plan) -> tuple[Plan, str]:
-    """The plan with a kernel of its own for every form of layer, and the definitions that kernels.c makes them from."""
+def fitted(plan: Plan) -> tuple[Plan, Kernels]:
+    """The plan with a kernel of its own for every form of layer, and these kernels."""
     ops = list(type(plan.ops).from_buffer_copy(plan.ops))
     forms: dict[str, int] = {}
     halos: dict[str, int] = {}
@@ -56,7 +56,7 @@ def fitted(plan: Plan) -> tuple[Plan, str]:
         ops=(native.Op * len(kept))(*(ops[number] for number in kept)),
         labels=tuple(plan.labels[number] for number in kept),
     )
-    return own_plan, "\n".join([tile_list(shapes), _list("FITTED", forms), _list("HALOS", halos)])
+    return own_plan, Kernels(tuple(sorted(shapes)), tuple(forms), tuple(halos))
 
 
 def separate_halos(plan: Plan, number: int) -> list[int]:
@@ -64,10 +64,6 @@ def separate_halos(plan: Plan, number: int) -> list[int]:
     ops = list(plan.ops)
     written = _edges(number, ops, plan)
     return [after for after, _ in _halos_after(number, ops) if after not in written]
-
-
-def _list(name: str, items: Iterable[str]) -> str:
-    return " \\\n".join([f"#define {name}(F)", *(f"    F({number}, {item})" for number, item in enumerate(items, 1))])
 
 
 def _form(conv: native.Conv, edges: Iterable[str]) -> str:

@@ -817,16 +817,28 @@ INLINE void conv_tiles(const struct conv *given, const struct edges *edges, cons
     }
 }
 
-/* TILES lists the tiles that exist, T(together, down, across, stride); whoever includes this file defines it. */
+/* TILES lists the tiles that exist, T(together, down, across, stride); whoever includes this file defines it. Several
+ * compilers can share the work: each then builds those of its own list, and knows those ELSEWHERE by name. */
 typedef void tiles_function(const struct conv *, const struct frame *, const struct area *);
 
+#ifdef TILES_ELSEWHERE
+#define SHARED __attribute__((visibility("hidden")))
+#else
+#define SHARED static
+#define TILES_ELSEWHERE(T)
+#define FITTED_ELSEWHERE(F)
+#endif
+
 #define DEFINE(together, down, across, stride) \
-    static void tiles_##together##_##down##_##across##_##stride(const struct conv *op, const struct frame *f, \
+    SHARED void tiles_##together##_##down##_##across##_##stride(const struct conv *op, const struct frame *f, \
                                                                 const struct area *a) \
     { \
         if (together * down * across <= MAX_SUMS) conv_tiles(op, NULL, f, a, 0, together, down, across, stride); \
     }
 TILES(DEFINE)
+
+#define DECLARE(together, down, across, stride) SHARED tiles_function tiles_##together##_##down##_##across##_##stride;
+TILES_ELSEWHERE(DECLARE)
 
 #define KEY(together, down, across, stride) ((((together) * 32 + (down)) * 32 + (across)) * 4 + (stride))
 #define CASE(together, down, across, stride) \
@@ -835,7 +847,7 @@ TILES(DEFINE)
 static tiles_function *find_kernel(int together, int down, int across, int stride)
 {
     if (across == 1) stride = 1; /* a single column has no neighbour to be a stride away from */
-    switch (KEY(together, down, across, stride)) { TILES(CASE) }
+    switch (KEY(together, down, across, stride)) { TILES(CASE) TILES_ELSEWHERE(CASE) }
     return NULL;
 }
 
@@ -877,15 +889,18 @@ INLINE void conv_fitted(const struct form *form, const struct conv *given, const
 }
 
 #define FIT(number, ...) \
-    static void fitted_##number(const struct conv *op, const struct frame *f, const struct area *a) \
+    SHARED void fitted_##number(const struct conv *op, const struct frame *f, const struct area *a) \
     { \
         static const struct form form = __VA_ARGS__; \
         conv_fitted(&form, op, f, a); \
     }
 FITTED(FIT)
 
-#define FITTED_NAME(number, ...) fitted_##number,
-static tiles_function *const fitted[] = {NULL, FITTED(FITTED_NAME)};
+#define DECLARE_FITTED(number, ...) SHARED tiles_function fitted_##number;
+FITTED_ELSEWHERE(DECLARE_FITTED)
+
+#define FITTED_NAME(number, ...) [number] = fitted_##number,
+static tiles_function *const fitted[] = {NULL, FITTED(FITTED_NAME) FITTED_ELSEWHERE(FITTED_NAME)};
 
 /* Rows first .. last - 1 of the output. Whole tiles first; rows and columns that are left over go one by one. */
 static void conv_rows(const struct conv *op, const struct frame *f, int first, int last)
