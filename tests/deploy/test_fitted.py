@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 import regrow
 from regrow.deploy.engine import chains, compiler
-from regrow.deploy.engine.build import NoCompilerError, fit_library, load_library
+from regrow.deploy.engine.build import Kernels, NoCompilerError, fit_library, load_library
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.fitted import CONV, HALO, fitted, separate_halos
 from regrow.deploy.engine.fuse import fuse
@@ -166,3 +167,28 @@ def test_halos_that_stay_separate_are_those_of_the_plan_with_its_own_kernels() -
         ]
         kept = [op for op in fitted(plan)[0].ops if op.kind == HALO]
         assert len(separate) == len(kept)
+
+
+@pytest.mark.parametrize("processors", [1, 3, None])
+def test_kernels_are_the_same_however_many_compilers_build_them(
+    processors: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = sparse("resnet8", 32), torch.randn(1, 3, 32, 32)
+    library = load_library()
+    plan = plan_of(model, x, library.lanes)
+    own_plan, kernels = fitted(plan)
+    expected, y = torch.empty(1, 10), torch.empty(1, 10)
+    NativeRunner(library, plan).run(x, expected)
+    monkeypatch.setenv("REGROW_CACHE", str(tmp_path))  # so that they are built now
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
+    NativeRunner(fit_library(library, kernels), own_plan).run(x, y)
+    assert torch.equal(y, expected)
+
+
+def test_every_kernel_is_built_in_one_place_and_known_in_all() -> None:
+    kernels = Kernels(((1, 1, 1, 1), (1, 1, 2, 1), (2, 1, 1, 1)), ("{a}", "{b}"), ("h",))
+    first, second = (source.splitlines()[:5] for source in kernels.sources(2))
+    assert first[:2] == ["#define TILES(T) T(1, 1, 1, 1) T(2, 1, 1, 1)", "#define FITTED(T) T(2, {b})"]
+    assert first[2:4] == ["#define TILES_ELSEWHERE(T) T(1, 1, 2, 1)", "#define FITTED_ELSEWHERE(T) T(1)"]
+    assert second[:2] == ["#define TILES(T) T(1, 1, 2, 1)", "#define FITTED(T) T(1, {a})"]
+    assert second[2:4] == ["#define TILES_ELSEWHERE(T) T(1, 1, 1, 1) T(2, 1, 1, 1)", "#define FITTED_ELSEWHERE(T) T(2)"]
