@@ -43,6 +43,7 @@ def bench(
         size: Height and width of the input of a network given by name.
     """
     import torch
+    from rich.console import Console
 
     from regrow.deploy.bench.compare import compare
 
@@ -51,7 +52,8 @@ def bench(
     shape = network.architecture.input_shape
     x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
     python = str(environment / "bin" / "python") if environment is not None else None
-    found = compare(network, x, threads=threads, seconds=seconds, deepsparse=python)
+    with Console(stderr=True).status("loading") as status:
+        found = compare(network, x, threads=threads, seconds=seconds, deepsparse=python, tell=status.update)
     image = " x ".join(str(side) for side in shape)
     print(f"{network.architecture.name}, {found.sparsity:.1%} zeros, {batch} x {image}, {_count(threads)}\n")
     if layers:

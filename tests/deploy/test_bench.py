@@ -135,6 +135,8 @@ def test_a_sparse_network_is_compared_with_every_installed_runtime(capsys: pytes
     ):
         assert expected in shown
     model = build("resnet8").eval()
-    found = compare(model, torch.randn(2, 3, 32, 32), seconds=0.1)
+    heard: list[str] = []
+    found = compare(model, torch.randn(2, 3, 32, 32), seconds=0.1, tell=heard.append)
+    assert [stage.split()[0] for stage in heard] == ["tuning", "preparing", "measuring"]
     assert found.sparsity == 0
     assert found.batch == 2

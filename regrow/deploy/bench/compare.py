@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -90,11 +91,18 @@ class Comparison:
 
 
 def compare(
-    model: nn.Module, x: Tensor, *, threads: int = 1, seconds: float = 10.0, deepsparse: str | None = None
+    model: nn.Module,
+    x: Tensor,
+    *,
+    threads: int = 1,
+    seconds: float = 10.0,
+    deepsparse: str | None = None,
+    tell: Callable[[str], None] = lambda stage: None,
 ) -> Comparison:
     """Run `model` on the batch `x` in turns for about `seconds`, `threads` threads each.
 
-    `deepsparse` is the Python of an environment with DeepSparse 1.8. `torch.set_num_threads` is changed meanwhile.
+    `deepsparse` is the Python of an environment with DeepSparse 1.8. `tell` hears what is going on, for whoever waits.
+    `torch.set_num_threads` is changed meanwhile.
     """
     weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     before = torch.get_num_threads()
@@ -102,13 +110,16 @@ def compare(
     try:
         with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
             folder = Path(temporary)
+            tell("tuning the engine (once for each model)")
             compiled = compile(model, x[:1], threads=threads)
+            tell("preparing the other runtimes")
             path = to_plain_onnx(model, x, folder / "model.onnx")
             found, missing = dense_runtimes(model, x, path, threads=threads)
             contenders: dict[str, Contender] = {ENGINE: partial(compiled, x), **found}
             if deepsparse is not None:
                 contenders[RIVAL] = stack.enter_context(DeepSparse(deepsparse, path, x, threads=threads))
             save(model, folder / "model.regrow")
+            tell(f"measuring for {seconds:g} seconds")
             return Comparison(
                 seconds=fastest(contenders, seconds),
                 missing=tuple(missing),
