@@ -59,6 +59,19 @@ def test_very_many_networks_give_what_torch_gives(lanes: int, drawn: tuple[nn.Mo
     check(*drawn, lanes)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(load_library().lanes == 16, reason="the machine's own vectors are tested as all others are")
+@pytest.mark.parametrize("name", ["resnet20", "wrn28-2", "vgg16", "densenet40", "resnet50"])
+def test_vectors_wider_than_the_machine_has_give_what_torch_gives(name: str) -> None:
+    """Layouts and plans of AVX-512, with kernels that do everything by halves."""
+    torch.manual_seed(0)
+    size = 64 if name == "resnet50" else 32
+    model = build(name, size=size).eval()
+    sparsify(model, 0.1, torch.Generator().manual_seed(0))
+    check(model, torch.randn(2, 3, size, size), 16)
+
+
 @pytest.mark.parametrize("name", ["resnet20", "wrn28-2", "vgg16", "densenet40", "small", "resnet50"])
 def test_built_in_networks_give_what_torch_gives(name: str) -> None:
     torch.manual_seed(0)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import platform
 import resource
+import shutil
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +17,7 @@ from torch import nn
 
 import regrow
 from regrow.deploy.engine import build as kernels
-from regrow.deploy.engine.build import load_library
+from regrow.deploy.engine.build import Kernels, load_library
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.compiler import native_runner
 from regrow.deploy.engine.fuse import fuse
@@ -171,3 +174,17 @@ def test_processes_that_build_at_the_same_time_do_not_disturb_each_other(
         thread.join()
     assert len({library.key for library in found}) == 1
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX-512 is for x86")
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_kernels_for_avx512_compile_without_a_warning_anywhere(compiler: str, tmp_path: Path) -> None:
+    """Machines that cannot run them at least read every line of them."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    source = tmp_path / "kernels.c"
+    source.write_text(Kernels(((1, 1, 8, 1), (2, 1, 4, 2), (1, 4, 4, 1))).sources(1)[0])
+    flags = ["-O1", "-march=skylake-avx512", "-std=gnu11", "-Wall", "-Wextra", "-Werror"]
+    command = [compiler, *flags, "-c", str(source), "-o", str(tmp_path / "kernels.o")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
