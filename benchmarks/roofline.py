@@ -24,9 +24,9 @@ from benchmarks.runner import Row, report
 from regrow.deploy.engine.arena import buffer_bytes
 from regrow.deploy.engine.build import find_compiler
 from regrow.deploy.engine.capture import capture
+from regrow.deploy.engine.compiler import steps_of
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.problems import conv_steps, problem_of
-from regrow.deploy.engine.schedule import schedule
 from regrow.deploy.engine.steps import Buffer, HaloStep, Schedule
 
 SOURCE = r"""
@@ -108,7 +108,7 @@ def machine_row(lanes: int, limits: dict[str, dict[str, float]]) -> Row:
 
 def network_row(name: str, sparsity: float, lanes: int, limits: dict[str, dict[str, float]]) -> Row:
     """The least time of one image, from the steps that the engine takes."""
-    steps = schedule(fuse(capture(pruned(name, sparsity), images(name, 1))), lanes)
+    steps = steps_of(fuse(capture(pruned(name, sparsity), images(name, 1))), lanes)
     row: dict[str, Any] = {"part": "network", "network": name, "sparsity": sparsity, "lanes": lanes}
     row["arithmetic ms"] = 1e3 * _products(steps) * limits["L1"]["multiply"]
     row["activations ms"] = 1e3 * _traffic(steps, limits)

@@ -15,23 +15,37 @@ from regrow.version import __version__
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command in `arguments` (by default those of the process) and exit with its code."""
-    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+    try:
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            sys.exit(1)
+        from regrow.commands.errors import explain
+
+        code = explain(error)
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments == ["--version"]:
         print(f"regrow {__version__}")
-        sys.exit(0)
+        return 0
     try:
         from regrow.commands.table import call
     except ImportError as error:
         if error.name not in ("tyro", "rich"):
             raise
         sys.exit('regrow: the command line needs a few packages more: pip install "regrow[cli]"')
-    try:
-        code = call(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()
-    except BrokenPipeError:  # `regrow … | head`: whoever reads has seen enough, and there is nobody to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    except Exception as error:
-        from regrow.commands.errors import explain
+    return call(arguments)
 
-        code = explain(error)
-    sys.exit(code)
+
+def _nobody_reads() -> bool:
+    """Whether it is standard output that broke, as in `regrow … | head`: then there is nobody to tell."""
+    try:
+        print(flush=True)  # what was not written before is forgotten
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regrow.deploy.container import write_atomically
-from regrow.deploy.engine.build import kernel_source, tile_list
+from regrow.deploy.engine.build import Kernels, kernel_source
 from regrow.deploy.engine.c_text import float_literal, initializer
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.fuse import fuse
@@ -72,7 +72,7 @@ def export_c(
     example = example_input.detach().to("cpu", torch.float32)[:1].contiguous()
     exact = fuse(capture(unwrapped(model), example))
     graph = _rounded(exact, weights)
-    steps = schedule(graph, lanes)
+    steps = schedule(graph, lanes)  # without joining shortcuts: int8 weights have one scale for each output channel
     plan = write_plan(steps, weights=weights)
     expected, y = TorchRunner(exact)(example), TorchRunner(graph)(example)
     name = _identifier(path.stem)
@@ -117,7 +117,7 @@ def _source(name: str, header: str, plan: Plan, shapes: list[Shape], bits: int) 
             f"/* {name}: a network with its weights, written by regrow. Build with -O2 -ffp-contract=fast. */",
             f"#define LANES {plan.lanes}",
             f"#define WEIGHT_BITS {bits}",
-            tile_list(shapes),
+            Kernels(tuple(sorted(set(shapes)))).definitions(),
             "",
             kernel_source(),
             f'#include "{header}"',

@@ -12,11 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regrow.deploy.engine import chains, shortcuts
+from regrow.deploy.engine.build import fit_library, load_library
 from regrow.deploy.engine.capture import capture
+from regrow.deploy.engine.compiler import steps_of
+from regrow.deploy.engine.fitted import fitted
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.graph import Conv, Graph
+from regrow.deploy.engine.model import NativeRunner
+from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.reference import TorchRunner
 from regrow.deploy.engine.shortcuts import join_shortcuts
+from regrow.deploy.engine.steps import ConvStep, PointwiseStep
 from tests.deploy.networks import sparsify
 from tests.deploy.test_engine import LANES, check, relative_error
 
@@ -54,21 +60,46 @@ def convolutions(graph: Graph) -> list[str]:
     return [node.name for node in graph.nodes if isinstance(node, Conv)]
 
 
+class ProjectedFirst(Bottleneck):
+    """The other order of the same sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        shortcut = self.project(x)
+        return self.head(F.relu(self.wide(F.relu(self.window(F.relu(self.narrow(x))))) + shortcut))
+
+
+def run(runner: NativeRunner, x: Tensor, like: Tensor) -> Tensor:
+    y = torch.full_like(like, float("nan"))
+    runner.run(x, y)
+    return y
+
+
 @pytest.mark.parametrize("lanes", LANES)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
+    block=st.sampled_from([Bottleneck, ProjectedFirst]),
     channels=st.integers(1, 9),
     out=st.integers(1, 20),
     stride=st.integers(1, 3),
     size=st.tuples(st.integers(4, 33), st.integers(4, 33)),
     density=st.floats(0, 1),
     bands=st.booleans(),
+    threads=st.integers(1, 3),
 )
 def test_joined_blocks_give_what_torch_gives(
-    lanes: int, channels: int, out: int, stride: int, size: tuple[int, int], density: float, bands: bool
+    lanes: int,
+    block: type[Bottleneck],
+    channels: int,
+    out: int,
+    stride: int,
+    size: tuple[int, int],
+    density: float,
+    bands: bool,
+    threads: int,
 ) -> None:
     torch.manual_seed(0)
-    model = Bottleneck(channels, out, stride).eval()
+    model = block(channels, out, stride).eval()
     sparsify(model, density, torch.Generator().manual_seed(1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shortcuts, "WORTH_IT", 0)
@@ -78,8 +109,37 @@ def test_joined_blocks_give_what_torch_gives(
         graph, x = graph_of(model, size)
         joined = join_shortcuts(graph)
         assert len(convolutions(joined)) == len(convolutions(graph)) - 1
-        assert relative_error(TorchRunner(joined)(x), model(x).detach()) < 1e-5
-        check(model, x, lanes)
+        expected = model(x).detach()
+        assert relative_error(TorchRunner(joined)(x), expected) < 1e-5
+        plan = write_plan(steps_of(graph, lanes), threads=threads)
+        runner = NativeRunner(load_library(lanes=lanes), plan, threads=threads, divide=True)
+        assert relative_error(run(runner, x, expected), expected) < 1e-5
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_kernels_of_its_own_compute_a_joined_block_alike(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortcuts, "WORTH_IT", 0)
+    torch.manual_seed(0)
+    model = Bottleneck(stride=stride).eval()
+    graph, x = graph_of(model, (32, 32))
+    library = load_library()
+    plan = write_plan(steps_of(graph, library.lanes))
+    own_plan, kernels = fitted(plan)
+    like = model(x).detach()
+    own = run(NativeRunner(fit_library(library, kernels), own_plan), x, like)
+    assert torch.equal(own, run(NativeRunner(library, plan), x, like))
+
+
+@pytest.mark.parametrize("size", [32, 28, 30])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_joining_copies_nothing_and_breaks_no_chain(stride: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortcuts, "WORTH_IT", 0)
+    monkeypatch.setattr(chains, "WORTH_IT", 0)
+    graph, _ = graph_of(Bottleneck(stride=stride), (size, size))
+    steps = steps_of(graph, 8).steps
+    assert not any(isinstance(step, PointwiseStep) for step in steps)
+    followers = {step.node.name: step.followers for step in steps if isinstance(step, ConvStep)}
+    assert followers["window"] == 2  # the joined one, and the head
 
 
 def test_small_sums_stay_in_the_cache_anyway() -> None:
@@ -101,10 +161,10 @@ class Activated(Bottleneck):
 
 
 class FromTheInput(Bottleneck):
-    """What the caller gives is not in planes."""
+    """What the caller gives is not in planes, and has to be copied into them anyway if it is thinned."""
 
-    def __init__(self) -> None:
-        super().__init__(channels=3)
+    def __init__(self, stride: int = 1) -> None:
+        super().__init__(channels=3, stride=stride)
 
     def before(self, x: Tensor) -> Tensor:
         return x
@@ -137,6 +197,16 @@ def test_what_cannot_be_joined_is_left_alone(make: Callable[[], nn.Module], monk
     graph, x = graph_of(model)
     assert convolutions(join_shortcuts(graph)) == convolutions(graph)
     check(model, x, LANES[-1])
+
+
+def test_pixels_of_the_input_are_joined_once_they_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortcuts, "WORTH_IT", 0)
+    torch.manual_seed(0)
+    model = FromTheInput(stride=2)
+    graph, x = graph_of(model)
+    assert "wide + project" in convolutions(join_shortcuts(graph))
+    for lanes in LANES:
+        check(model, x, lanes)
 
 
 def test_blocks_one_after_the_other_are_all_joined(monkeypatch: pytest.MonkeyPatch) -> None:

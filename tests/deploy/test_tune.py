@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import pytest
 
+from regrow.deploy.engine.model import NativeRunner
 from regrow.deploy.engine.tiles import Tile
-from regrow.deploy.engine.tune import FINALISTS, REMATCHES, dealt, ranked
+from regrow.deploy.engine.tune import FINALISTS, REMATCHES, TURNS, _Tuner, dealt, ranked
 
 
 @pytest.mark.parametrize("members", range(1, 8))
@@ -19,6 +23,28 @@ def test_every_layer_of_a_family_tries_every_finalist(members: int) -> None:
 def test_every_convolution_gets_a_tile_of_its_own_family() -> None:
     few, many = [Tile(1, 1, 1)], [Tile(1, 2, 2), Tile(1, 4, 2)]
     assert dealt([few, many], [[1], [0, 2]]) == (many[0], few[0], many[1])
+
+
+class _Halves(_Tuner):
+    """Threads halve the time of an image, but the machine is busy at the given turns."""
+
+    def __init__(self, times: list[float]) -> None:
+        self.times = iter(times)
+
+    def runner(self, tiles: Sequence[Tile], *, divide: bool | None = None) -> NativeRunner:
+        return cast(NativeRunner, divide)
+
+    def least(self, runner: NativeRunner) -> float:
+        return next(self.times)
+
+
+@pytest.mark.parametrize(("together", "alone", "pays"), [(1.0, 2.0, True), (2.0, 1.0, False)])
+def test_a_busy_moment_does_not_decide_whether_threads_share_an_image(
+    together: float, alone: float, pays: bool
+) -> None:
+    for busy in range(TURNS):
+        times = [time * (3 if turn == busy else 1) for turn in range(TURNS) for time in (together, alone)]
+        assert _Halves(times).pays([]) is pays
 
 
 def test_one_lucky_moment_does_not_make_a_tile_the_fastest() -> None:

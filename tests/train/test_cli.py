@@ -190,7 +190,7 @@ def test_the_demo_shows_what_pruning_in_one_shot_destroys_and_dpf_does_not(capsy
     assert "What to try next" in said
 
 
-@pytest.mark.parametrize("command", [["train", "--help"], ["recipes"]])
+@pytest.mark.parametrize("command", [["train", "--help"], ["recipes"], ["--version"]])
 def test_a_reader_who_leaves_early_is_no_error(command):
     with subprocess.Popen(
         [sys.executable, "-m", "regrow", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -198,3 +198,18 @@ def test_a_reader_who_leaves_early_is_no_error(command):
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 1
+
+
+def test_another_broken_pipe_is_not_hidden(monkeypatch):
+    def die(arguments):
+        raise BrokenPipeError(32, "a worker died")
+
+    monkeypatch.setattr("regrow.commands.table.call", die)
+    with pytest.raises(BrokenPipeError, match="a worker died"):
+        main(["recipes"])
+
+
+def test_closed_output_is_no_error():
+    command = f"{sys.executable} -m regrow --version >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

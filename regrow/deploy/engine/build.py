@@ -9,7 +9,6 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -23,8 +22,8 @@ from regrow.deploy.engine.tiles import SHAPES, Shape
 
 COMPILERS = ("gcc", "clang", "cc")
 
-MOST_UNITS = 4
-"""Compilers that work at the same time, at most: each reads all of kernels.c first."""
+MOST_UNITS, LEAST_KERNELS = 4, 4
+"""How many compilers share a build at most, and kernels for each at least: all of them read kernels.c first."""
 
 
 class NoCompilerError(RuntimeError):
@@ -56,20 +55,20 @@ class Kernels:
     def sources(self, units: int) -> list[str]:
         """C files that are built by themselves and linked; the first is the one that runs plans."""
         kernels, team = kernel_source("kernels.c"), kernel_source("team.c")
-        shares = [self._share(unit, units) for unit in range(units)]
+        shares = [self.definitions(unit, units) for unit in range(units)]
         return ["\n".join([share, kernels, *([] if unit else [team])]) for unit, share in enumerate(shares)]
 
-    def _share(self, unit: int, units: int) -> str:
-        """The definitions that kernels.c asks for, with every so many kernels in one unit, and the others elsewhere."""
+    def definitions(self, unit: int = 0, units: int = 1) -> str:
+        """The lists that kernels.c asks for, with one in `units` kernels in this unit, and the others elsewhere."""
         tiles, forms = list(enumerate(self.tiles)), list(enumerate(self.forms, 1))
         lists = {
             "TILES": [f"T{shape}" for number, shape in tiles if number % units == unit],
             "FITTED": [f"T({number}, {form})" for number, form in forms if number % units == unit],
+            "HALOS": [f"T({number}, {halo})" for number, halo in enumerate(self.halos, 1)],
         }
         if units > 1:
             lists["TILES_ELSEWHERE"] = [f"T{shape}" for number, shape in tiles if number % units != unit]
             lists["FITTED_ELSEWHERE"] = [f"T({number})" for number, _ in forms if number % units != unit]
-        lists["HALOS"] = [f"T({number}, {halo})" for number, halo in enumerate(self.halos, 1)]
         return "\n".join(f"#define {name}(T) {' '.join(items)}" for name, items in lists.items())
 
 
@@ -105,11 +104,6 @@ def find_compiler() -> str | None:
         if found:
             return found
     return None
-
-
-def tile_list(shapes: Iterable[Shape]) -> str:
-    """The definition of TILES that kernels.c asks for."""
-    return "#define TILES(T) " + " ".join(f"T{shape}" for shape in sorted(set(shapes)))
 
 
 def kernel_source(name: str = "kernels.c") -> str:
@@ -155,7 +149,7 @@ def _load(compiler: str, flags: tuple[str, ...], folder: str, kernels: Kernels) 
     key = hashlib.sha256(identity.encode()).hexdigest()[:20]
     path = Path(folder) / f"kernels-{key}.so"
     if not path.exists():
-        _compile(compiler, flags, kernels.sources(min(os.cpu_count() or 1, MOST_UNITS)), path)
+        _compile(compiler, flags, kernels.sources(_units(kernels)), path)
     handle = ctypes.CDLL(str(path))
     handle.regrow_team_new.restype = ctypes.c_void_p
     handle.regrow_team_new.argtypes = [ctypes.c_int]
@@ -168,6 +162,12 @@ def _load(compiler: str, flags: tuple[str, ...], folder: str, kernels: Kernels) 
     if sizes != (ctypes.sizeof(native.Op), side_bytes(handle.regrow_lanes())):
         raise NoCompilerError(f"{path} does not match this version of regrow; delete it.")
     return Library(handle, handle.regrow_lanes(), key, compiler, flags)
+
+
+def _units(kernels: Kernels) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    worthwhile = (len(kernels.tiles) + len(kernels.forms)) // LEAST_KERNELS
+    return max(1, min(cores, MOST_UNITS, worthwhile))
 
 
 def _processor() -> str:
@@ -185,12 +185,12 @@ def _compile(compiler: str, flags: tuple[str, ...], sources: list[str], path: Pa
         units = [Path(folder) / f"kernels{number}.c" for number in range(len(sources))]
         for unit, source in zip(units, sources, strict=True):
             unit.write_text(source)
-        commands = [[*flags, "-fPIC", "-c", str(unit), "-o", str(unit.with_suffix(".o"))] for unit in units]
+        compiling = [[*flags, "-fPIC", "-c", str(unit), "-o", str(unit.with_suffix(".o"))] for unit in units]
         built = Path(folder) / "kernels.so"
-        linked = ["-shared", "-pthread", *(str(unit.with_suffix(".o")) for unit in units), "-o", str(built), "-lm"]
+        linking = ["-shared", "-pthread", *(str(unit.with_suffix(".o")) for unit in units), "-o", str(built), "-lm"]
         with ThreadPoolExecutor() as pool:
-            list(pool.map(partial(_call, compiler), commands))
-        _call(compiler, linked)
+            list(pool.map(partial(_call, compiler), compiling))
+        _call(compiler, linking)
         write_atomically(path, built.read_bytes())
 
 

@@ -16,6 +16,7 @@ from regrow.deploy.engine.model import CompiledModel, FallbackRunner, NativeRunn
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.schedule import schedule
 from regrow.deploy.engine.shortcuts import join_shortcuts
+from regrow.deploy.engine.steps import Schedule
 from regrow.deploy.engine.tune import tuned
 from regrow.deploy.files import unwrapped
 
@@ -67,9 +68,14 @@ def _runner(graph: Graph, *, threads: int, tune: bool) -> Runner:
     return native_runner(graph, library, threads=threads, tune=tune)
 
 
+def steps_of(graph: Graph, lanes: int) -> Schedule:
+    """What the engine does for a graph."""
+    return schedule(join_shortcuts(graph), lanes)
+
+
 def native_runner(graph: Graph, library: Library, *, threads: int = 1, tune: bool = False) -> NativeRunner:
     """The graph on given kernels."""
-    steps = schedule(join_shortcuts(graph), library.lanes)
+    steps = steps_of(graph, library.lanes)
     if not tune:
         return NativeRunner(library, write_plan(steps, threads=threads), threads=threads)
     best = tuned(steps, library, (graph.input.shape, graph.output.shape), threads=threads)

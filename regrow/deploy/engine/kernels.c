@@ -853,10 +853,6 @@ static tiles_function *find_kernel(int together, int down, int across, int strid
 
 /* FITTED lists the forms of a network's layers, F(number, {struct form}), if it is to have kernels of its own: where
  * everything lies is still up to the plan, but the compiler knows all distances, counts and what is absent. */
-#ifndef FITTED
-#define FITTED(F)
-#endif
-
 struct form {
     struct conv op;
     int32_t writes_edges;
@@ -932,8 +928,8 @@ static void conv_rows(const struct conv *op, const struct frame *f, int first, i
 
 /* ------------------------------------------------------------------------------------------------ moving pixels */
 
-/* Channels that are copied at a time: each looks at the table once. */
-enum { SHEETS = 4 };
+/* Channels that are copied together, for one look at the table. */
+enum { AT_ONCE = 4 };
 
 /* LANES floats of a few channels, from the positions in `table`; an output of the caller's need not be aligned. */
 INLINE void gather(float *to, int64_t to_pitch, const float *from, int64_t from_pitch, const int32_t *table, float fill,
@@ -945,7 +941,8 @@ INLINE void gather(float *to, int64_t to_pitch, const float *from, int64_t from_
     for (; channels > 0; channels--, to += to_pitch, from += from_pitch)
         _mm512_storeu_ps(to, _mm512_mask_i32gather_ps(_mm512_set1_ps(fill), inside, at, from, 4));
 #else
-    /* Reading the first float where there is none is faster than asking, and so is this than instructions that gather. */
+    /* Single loads are faster than an instruction that gathers, and reading the first float in place of one that is
+     * missing is faster than a branch. */
     ivec outside;
     int32_t at[LANES];
     memcpy(&outside, table, sizeof outside);
@@ -1012,12 +1009,12 @@ static void run_gather(const struct gather *op, const struct frame *f)
     const struct share s = share_of(f, op->count);
     const int32_t *table = (const int32_t *)(f->constants + op->table);
     const int32_t *runs = (const int32_t *)(f->constants + op->runs);
-    for (int channel = 0; channel < op->channels; channel += SHEETS) {
+    for (int channel = 0; channel < op->channels; channel += AT_ONCE) {
         const float *from = (const float *)locate(f, op->from) + (int64_t)channel * op->from_pitch;
         float *to = (float *)locate(f, op->to) + (int64_t)channel * op->to_pitch;
-        const int channels = op->channels - channel < SHEETS ? op->channels - channel : SHEETS;
+        const int channels = op->channels - channel < AT_ONCE ? op->channels - channel : AT_ONCE;
         int done = s.first;
-        if (op->table == ABSENT) { /* one channel */
+        if (op->table == ABSENT) { /* all channels are one then */
             memcpy(to + s.first, from + s.first, (size_t)(s.last - s.first) * sizeof *to);
             continue;
         }
@@ -1050,10 +1047,6 @@ INLINE void fill_side(char *plane, int64_t pitch, int channels, const struct sid
 
 /* HALOS lists the halos of a network that has kernels of its own: H(number, bytes from channel to channel, count of
  * sides, struct side ...). */
-#ifndef HALOS
-#define HALOS(H)
-#endif
-
 #define FIT_HALO(number, pitch, count, ...) \
     static void halo_##number(char *plane, int channels) \
     { \
@@ -1115,7 +1108,7 @@ static void run_pool(const struct pool *op, const struct frame *f)
     const struct share s = share_of(f, op->channels);
     const int kernel_rows = op->kernel_rows, kernel_cols = op->kernel_cols, step = op->stride_cols * VECTOR;
     const int usual = op->maximum && kernel_rows == 3 && kernel_cols == 3; /* whose loops the compiler unrolls */
-    const int thins = op->maximum && kernel_rows == 1 && kernel_cols == 1 && op->mask == ABSENT;
+    const int thins = op->maximum && kernel_rows == 1 && kernel_cols == 1; /* what is outside stays zero */
     for (int channel = s.first; channel < s.last; channel++) {
         const char *in = f->arena + op->in.at + (int64_t)channel * op->in.pitch;
         char *out = f->arena + op->out.at + (int64_t)channel * op->out.pitch;

@@ -246,24 +246,22 @@ class _Scheduler:
         self._finish(node, *zip(node.outputs, writes, strict=True))
 
     def _conv_input(self, node: Conv) -> tuple[Buffer, tuple[int, int]]:
-        """What a convolution reads, and the stride that is left to it.
-
-        If pixels have to move anyway, those that a strided 1 x 1 kernel skips stay behind.
-        """
-        if not self._moves_pixels(node):
+        """What a convolution reads, and the stride that is left to it."""
+        if not self._thins_while_moving(node):
             return self._in_planes(node, *self._wanted(node)), node.stride
         target = Buffer(node.x.channels, node.out.size, Planes(*node.out.size, self.grids[node.out.size]))
         return self._copy(self.versions[node.x][0][1], target, node, step=node.stride), (1, 1)
 
-    def _moves_pixels(self, node: Conv | Pool) -> bool:
-        """Whether the input of windows of one pixel is not in the grid from which their results stay in their lanes."""
+    def _thins_while_moving(self, node: Conv | Pool) -> bool:
+        """Whether pixels have to move between lanes, so that those that a 1 x 1 window skips can stay behind."""
         grid = self._wanted(node)[1]
         elsewhere = all(b.planes is None or b.planes.grid != grid for _, b in self.versions[node.x])
         return elsewhere and node.kernel == (1, 1) and node.padding == (0, 0)
 
     def _pool(self, node: Pool) -> None:
         out = self._written_planes(node.out)
-        if node.op == "max" and self._moves_pixels(node):
+        if node.op == "max" and self._thins_while_moving(node):
+            # The maximum of one pixel is the pixel; the copy has the halo, too.
             self._keep(node.out, self._copy(self.versions[node.x][0][1], out, node, step=node.stride))
             return
         x = self._in_planes(node, *self._wanted(node))

@@ -24,15 +24,17 @@ def join_shortcuts(graph: Graph) -> Graph:
     nodes = list(graph.nodes)
     for node in graph.nodes:
         pair = _pair(node, makers, graph)
-        if pair is None or not all(_can_be_placed(conv.x, makers, placed) for conv in pair):
+        if pair is None:
             continue
         main, projection = pair
-        placed |= {main.x, projection.x}
         thinned = _thinned(projection)
+        parts = (main.x, projection.x if thinned is None else thinned.out)
+        if not all(_can_be_placed(part, makers.get(part), placed) for part in parts):
+            continue
+        placed.update(parts)
         if thinned is not None:
             # Not right before its use: between two convolutions it would keep them from running band by band.
             nodes.insert(max(_place(nodes, main.x), _place(nodes, projection.x) + 1), thinned)
-        parts = (main.x, projection.x if thinned is None else thinned.out)
         channels = sum(part.channels for part in parts)
         joined = Concat(node.name, Value("_".join(part.name for part in parts), (channels, *node.out.size)), parts)
         last, other = pair if main is node else (projection, main)
@@ -58,9 +60,9 @@ def _pair(node: Node, makers: dict[Value, Node], graph: Graph) -> tuple[Conv, Co
     return (main, projection) if plain and main.stride == (1, 1) and 4 * node.out.numel >= WORTH_IT else None
 
 
-def _can_be_placed(value: Value, makers: dict[Value, Node], placed: set[Value]) -> bool:
+def _can_be_placed(value: Value, maker: Node | None, placed: set[Value]) -> bool:
     """Whether it can be written where the joined channels will lie, so that joining them is no copy."""
-    return value.pixels > 1 and value not in placed and not isinstance(makers[value], Input | Reshape | Concat)
+    return value.pixels > 1 and value not in placed and not isinstance(maker, Input | Reshape | Concat)
 
 
 def _thinned(projection: Conv) -> Pool | None:
