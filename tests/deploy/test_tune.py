@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from regrow.deploy.engine.model import NativeRunner
 from regrow.deploy.engine.tiles import Tile
-from regrow.deploy.engine.tune import FINALISTS, REMATCHES, TURNS, _Tuner, dealt, ranked
+from regrow.deploy.engine.tune import FINALISTS, REMATCHES, TURNS, _Sharing, dealt, ranked
 
 
 @pytest.mark.parametrize("members", range(1, 8))
@@ -25,14 +25,12 @@ def test_every_convolution_gets_a_tile_of_its_own_family() -> None:
     assert dealt([few, many], [[1], [0, 2]]) == (many[0], few[0], many[1])
 
 
-class _Halves(_Tuner):
-    """Threads halve the time of an image, but the machine is busy at the given turns."""
+class _Busy(_Sharing):
+    """Takes the given times, one after the other."""
 
     def __init__(self, times: list[float]) -> None:
         self.times = iter(times)
-
-    def runner(self, tiles: Sequence[Tile], *, divide: bool | None = None) -> NativeRunner:
-        return cast(NativeRunner, divide)
+        self.usual = self.together = self.alone = cast(NativeRunner, SimpleNamespace(divide=False))
 
     def least(self, runner: NativeRunner) -> float:
         return next(self.times)
@@ -44,7 +42,7 @@ def test_a_busy_moment_does_not_decide_whether_threads_share_an_image(
 ) -> None:
     for busy in range(TURNS):
         times = [time * (3 if turn == busy else 1) for turn in range(TURNS) for time in (together, alone)]
-        assert _Halves(times).pays([]) is pays
+        assert _Busy(times).pays() is pays
 
 
 def test_one_lucky_moment_does_not_make_a_tile_the_fastest() -> None:

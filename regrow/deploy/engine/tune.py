@@ -53,13 +53,20 @@ class Tuning:
 
 
 def tuned(plan: Schedule, library: Library, shapes: Shapes, *, threads: int = 1) -> Tuning:
-    """The fastest way to run each layer: as measured earlier, or else measured now."""
+    """The fastest way to run each layer: as measured earlier, or else measured now.
+
+    Several threads get the tiles that suit one: measured together, each waits for whoever is disturbed.
+    """
     problems = [problem_of(step, plan.lanes, threads) for step in conv_steps(plan)]
     path = cache_folder() / f"tiles-{_key(problems, library, threads)}.json"
     known = _read(path, problems)
     if known is not None:
         return known
-    best = _Tuner(plan, library, shapes, problems, threads).best()
+    if threads == 1:
+        best = Tuning(_Tuner(plan, library, shapes, problems).best())
+    else:
+        alone = tuned(plan, library, shapes).tiles
+        best = Tuning(alone, _Sharing(plan, library, shapes, alone, threads).pays())
     tiles = [[tile.together, tile.down, tile.across, tile.blocks] for tile in best.tiles]
     write_atomically(path, json.dumps({"tiles": tiles, "divide": best.divide}).encode())
     return best
@@ -105,10 +112,8 @@ class _Tuner:
     with the halos that are left to fill, in units of the time of all that is no convolution) is theirs together.
     """
 
-    def __init__(
-        self, plan: Schedule, library: Library, shapes: Shapes, problems: Sequence[Problem], threads: int
-    ) -> None:
-        self.plan, self.library, self.threads = plan, library, threads
+    def __init__(self, plan: Schedule, library: Library, shapes: Shapes, problems: Sequence[Problem]) -> None:
+        self.plan, self.library = plan, library
         families: dict[Problem, list[int]] = {}
         for number, problem in enumerate(problems):
             families.setdefault(problem.family, []).append(number)
@@ -117,16 +122,10 @@ class _Tuner:
         self.offers = [candidates(family)[: ROUNDS * len(members)] for family, members in families.items()]
         self.taken: list[dict[Tile, list[float]]] = [{} for _ in self.families]
         self.walks: Walks = {}
-        self.x = torch.randn(1, *shapes[0], generator=torch.Generator().manual_seed(0))
-        self.y = torch.empty(1, *shapes[1])
-        # A thread alone is measured by the processor time that it gets: a busy machine then misleads nobody.
-        self.clock = time.CLOCK_THREAD_CPUTIME_ID if threads == 1 else time.CLOCK_MONOTONIC
-        self.start = self.now()
+        self.x, self.y = _example(shapes)
+        self.start = time.thread_time()
 
-    def now(self) -> float:
-        return time.clock_gettime(self.clock)
-
-    def best(self) -> Tuning:
+    def best(self) -> tuple[Tile, ...]:
         """As much as there is time for once, then the finalists again and again."""
         self.measure(self.offers, FIRST_SECONDS)
         finalists = [ranked(taken)[:FINALISTS] for taken in self.taken]
@@ -134,20 +133,20 @@ class _Tuner:
             self.measure(finalists, SECONDS, match)
         # Whoever was measured once only may have been lucky.
         known = [{tile: taken[tile] for tile in own} for own, taken in zip(finalists, self.taken, strict=True)]
-        tiles = dealt([ranked(taken)[:1] for taken in known], self.families)
-        return Tuning(tiles, self.threads == 1 or self.runner(tiles).divide or self.pays(tiles))
+        return dealt([ranked(taken)[:1] for taken in known], self.families)
 
-    def runner(self, tiles: Sequence[Tile], *, divide: bool | None = None) -> NativeRunner:
-        plan = write_plan(self.plan, tiles, threads=self.threads, walks=self.walks)
-        return NativeRunner(self.library, plan, threads=self.threads, divide=divide, clock=self.clock)
+    def runner(self, tiles: Sequence[Tile]) -> NativeRunner:
+        # Measured by the processor time that it gets: a busy machine then misleads nobody.
+        plan = write_plan(self.plan, tiles, walks=self.walks)
+        return NativeRunner(self.library, plan, clock=time.CLOCK_THREAD_CPUTIME_ID)
 
     def measure(self, offers: list[list[Tile]], seconds: float, match: int = 0) -> None:
         for turn in range(min(ROUNDS, max((len(offer) for offer in offers), default=0))):
-            if self.now() > self.start + seconds and all(self.taken):
+            if time.thread_time() > self.start + seconds and all(self.taken):
                 return
             tried = dealt(offers, self.families, turn, match)
-            runner = self.runner(tried, divide=True)
-            layers = runner.profile(self.x, self.y, self.repeats(runner)).layers
+            runner = self.runner(tried)
+            layers = runner.profile(self.x, self.y, _repeats(runner, self.x, self.y)).layers
             # What no tile changes tells how fast the processor is just now: on a shared machine that comes and goes.
             pace = sum(layer.seconds for layer in layers if layer.kind != "conv") or 1.0
             convolutions = [
@@ -159,23 +158,41 @@ class _Tuner:
                 for number in members:
                     taken.setdefault(tried[number], []).append(convolutions[number] / self.nonzeros[number])
 
-    def pays(self, tiles: Sequence[Tile]) -> bool:
-        """Whether an image is done sooner by all threads than by one; in turns, as the machine may be busy at times."""
-        together, alone = (self.runner(tiles, divide=divide) for divide in (True, False))
-        turns = [(self.least(together), self.least(alone)) for _ in range(TURNS)]
+
+class _Sharing:
+    """Whether an image is done sooner by all threads than by one."""
+
+    def __init__(self, plan: Schedule, library: Library, shapes: Shapes, tiles: Sequence[Tile], threads: int) -> None:
+        written = write_plan(plan, tiles, threads=threads)
+        self.x, self.y = _example(shapes)
+        self.usual, self.together, self.alone = (
+            NativeRunner(library, written, threads=threads, divide=divide) for divide in (None, True, False)
+        )
+
+    def pays(self) -> bool:
+        """Measured in turns, as the machine may be busy at times, unless the network is large enough anyway."""
+        if self.usual.divide:
+            return True
+        turns = [(self.least(self.together), self.least(self.alone)) for _ in range(TURNS)]
         return min(least for least, _ in turns) < min(least for _, least in turns)
 
     def least(self, runner: NativeRunner) -> float:
         best = float("inf")
-        for _ in range(self.repeats(runner)):
-            start = self.now()
+        for _ in range(_repeats(runner, self.x, self.y)):
+            start = time.perf_counter()
             runner.run(self.x, self.y)
-            best = min(best, self.now() - start)
+            best = min(best, time.perf_counter() - start)
         return best
 
-    def repeats(self, runner: NativeRunner) -> int:
-        """As many runs as fit into a fifth of a second, within reason."""
-        runner.run(self.x, self.y)
-        start = self.now()
-        runner.run(self.x, self.y)
-        return int(min(100, max(5, 0.2 / (self.now() - start))))
+
+def _example(shapes: Shapes) -> tuple[torch.Tensor, torch.Tensor]:
+    """An image of noise, and room for the result."""
+    return torch.randn(1, *shapes[0], generator=torch.Generator().manual_seed(0)), torch.empty(1, *shapes[1])
+
+
+def _repeats(runner: NativeRunner, x: torch.Tensor, y: torch.Tensor) -> int:
+    """As many runs as fit into a fifth of a second, within reason."""
+    runner.run(x, y)
+    start = time.perf_counter()
+    runner.run(x, y)
+    return int(min(100, max(5, 0.2 / (time.perf_counter() - start))))
