@@ -169,7 +169,7 @@ def test_halos_that_stay_separate_are_those_of_the_plan_with_its_own_kernels() -
         assert len(separate) == len(kept)
 
 
-@pytest.mark.parametrize("processors", [1, 3, None])
+@pytest.mark.parametrize("processors", [3, None])
 def test_kernels_are_the_same_however_many_compilers_build_them(
     processors: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ def run(runner: NativeRunner, x: Tensor, like: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("lanes", LANES)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     block=st.sampled_from([Bottleneck, ProjectedFirst]),
     channels=st.integers(1, 9),
