@@ -34,7 +34,7 @@ def bench(
         sparsity: Prune a network given by name to this share of zeros, at random, large layers more than small ones.
         batch: Images at a time: 1 for latency, 32 or so for throughput.
         threads: Threads for every runtime.
-        seconds: How long to measure, in all.
+        seconds: How long to measure, in all; tuning and preparing the runtimes come on top.
         layers: Show the time of every layer in the engine, too.
         against: deepsparse, from the environment given with --environment.
         environment: The folder of a virtual environment with DeepSparse 1.8 (pip install deepsparse==1.8.0).
@@ -79,6 +79,8 @@ def _check(batch: int, threads: int, against: str | None, environment: Path | No
 
 
 def _network(what: str, sparsity: float | None, options: dict[str, int]) -> Network:
+    import torch
+
     from regrow import models
     from regrow.deploy.bench.synthetic import prune_synthetically
     from regrow.train.config import RecipeError
@@ -87,6 +89,7 @@ def _network(what: str, sparsity: float | None, options: dict[str, int]) -> Netw
         if sparsity is not None:
             raise RecipeError(f"--sparsity is for networks given by name; {what} has the zeros that it has.")
         return read_network(Path(what))
+    torch.manual_seed(0)  # the same weights every time
     try:
         network = models.build(what, **options).eval()
     except ValueError as error:

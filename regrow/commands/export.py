@@ -122,7 +122,8 @@ def _write_c(model: nn.Module, network: Network, path: Path, weights: Format, la
     print(f"    cc -O2 -ffp-contract=fast {export.source.name} {export.main.name} -lm -o check && ./check")
     print(f"flash   {export.flash:>11,} bytes of weights and plan, and some tens of KB of code")
     print(f"RAM     {export.ram:>11,} bytes, static, beside input and output")
-    print(f"error   {export.error:>11.1e} of the largest output, on one image of noise, from rounding the weights")
+    if weights != "fp32":
+        print(f"error   {export.error:>11.1e} of the largest output, on one image of noise, from rounding the weights")
     return 0
 
 
