@@ -21,7 +21,7 @@ from regrow.deploy.engine.build import Kernels, load_library
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.compiler import native_runner
 from regrow.deploy.engine.fuse import fuse
-from regrow.deploy.engine.model import NativeRunner
+from regrow.deploy.engine.model import Division, NativeRunner
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.problems import conv_steps, problem_of
 from regrow.deploy.engine.schedule import schedule
@@ -78,7 +78,7 @@ def test_threads_that_share_an_image_give_what_one_gives(threads: int) -> None:
         tiles = [sorted(offer, key=lambda tile: -tile.blocks)[turn % len(offer)] for offer in offers]
         plan = write_plan(steps, tiles, threads=threads)
         shared |= any(op.kind == 0 and op.as_.conv.share_channels and op.as_.conv.blocks > 1 for op in plan.ops)
-        runner = NativeRunner(library, plan, threads=threads, divide=True)
+        runner = NativeRunner(library, plan, threads=threads, divide=Division.TOGETHER)
         for _ in range(20):
             y = torch.empty(1, expected.shape[1])
             runner.run(x, y)

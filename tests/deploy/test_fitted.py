@@ -16,7 +16,7 @@ from regrow.deploy.engine.build import Kernels, NoCompilerError, fit_library, lo
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.fitted import CONV, HALO, fitted, separate_halos
 from regrow.deploy.engine.fuse import fuse
-from regrow.deploy.engine.model import NativeRunner
+from regrow.deploy.engine.model import Division, NativeRunner
 from regrow.deploy.engine.plan import Plan, write_plan
 from regrow.deploy.engine.problems import conv_steps, problem_of, region_of
 from regrow.deploy.engine.schedule import schedule
@@ -46,8 +46,8 @@ def check_plan(model: nn.Module, x: Tensor, plan: Plan, threads: int = 1) -> int
     with torch.no_grad():
         y = torch.empty_like(model(x))
     own_y = torch.full_like(y, float("nan"))
-    NativeRunner(library, plan, threads=threads, divide=True).run(x, y)
-    runner = NativeRunner(fit_library(library, kernels), own_plan, threads=threads, divide=True)
+    NativeRunner(library, plan, threads=threads, divide=Division.TOGETHER).run(x, y)
+    runner = NativeRunner(fit_library(library, kernels), own_plan, threads=threads, divide=Division.TOGETHER)
     runner.run(x, own_y)
     for session in runner._idle:  # cells that nobody writes would show as what is not a number
         ctypes.memset(session.arenas.address, 0xFF, own_plan.arena_bytes)

@@ -18,7 +18,7 @@ from regrow.deploy.engine.compiler import steps_of
 from regrow.deploy.engine.fitted import fitted
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.graph import Conv, Graph
-from regrow.deploy.engine.model import NativeRunner
+from regrow.deploy.engine.model import Division, NativeRunner
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.reference import TorchRunner
 from regrow.deploy.engine.shortcuts import join_shortcuts
@@ -112,7 +112,7 @@ def test_joined_blocks_give_what_torch_gives(
         expected = model(x).detach()
         assert relative_error(TorchRunner(joined)(x), expected) < 1e-5
         plan = write_plan(steps_of(graph, lanes), threads=threads)
-        runner = NativeRunner(load_library(lanes=lanes), plan, threads=threads, divide=True)
+        runner = NativeRunner(load_library(lanes=lanes), plan, threads=threads, divide=Division.TOGETHER)
         assert relative_error(run(runner, x, expected), expected) < 1e-5
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import torch
 
+from regrow.deploy.engine import tune
 from regrow.deploy.engine.model import NativeRunner
 from regrow.deploy.engine.tiles import Tile
-from regrow.deploy.engine.tune import FINALISTS, REMATCHES, TURNS, _Sharing, dealt, ranked
+from regrow.deploy.engine.tune import FINALISTS, REMATCHES, TURNS, dealt, ranked
 
 
 @pytest.mark.parametrize("members", range(1, 8))
@@ -25,24 +26,15 @@ def test_every_convolution_gets_a_tile_of_its_own_family() -> None:
     assert dealt([few, many], [[1], [0, 2]]) == (many[0], few[0], many[1])
 
 
-class _Busy(_Sharing):
-    """Takes the given times, one after the other."""
-
-    def __init__(self, times: list[float]) -> None:
-        self.times = iter(times)
-        self.usual = self.together = self.alone = cast(NativeRunner, SimpleNamespace(divide=False))
-
-    def least(self, runner: NativeRunner) -> float:
-        return next(self.times)
-
-
-@pytest.mark.parametrize(("together", "alone", "pays"), [(1.0, 2.0, True), (2.0, 1.0, False)])
-def test_a_busy_moment_does_not_decide_whether_threads_share_an_image(
-    together: float, alone: float, pays: bool
+@pytest.mark.parametrize(("one", "other"), [(1.0, 2.0), (2.0, 1.0)])
+def test_a_busy_moment_does_not_decide_what_is_sooner(
+    one: float, other: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    runner, x = cast(NativeRunner, None), torch.empty(0)
     for busy in range(TURNS):
-        times = [time * (3 if turn == busy else 1) for turn in range(TURNS) for time in (together, alone)]
-        assert _Busy(times).pays() is pays
+        times = iter([time * (3 if turn == busy else 1) for turn in range(TURNS) for time in (one, other)])
+        monkeypatch.setattr(tune, "_least", lambda *_, times=times: next(times))
+        assert tune.sooner(runner, runner, x, x) is (one < other)
 
 
 def test_one_lucky_moment_does_not_make_a_tile_the_fastest() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from regrow.deploy.engine.steps import Buffer, ConvStep, PointwiseStep, Schedule, Step
+from regrow.deploy.engine.steps import Buffer, ConvStep, HaloStep, PointwiseStep, Schedule, Step
 
 ALIGNMENT = 64
 
@@ -26,8 +26,12 @@ def buffer_bytes(buffer: Buffer, lanes: int) -> int:
 
 
 def arrange(plan: Schedule) -> Arena:
-    """First fit, in running order: a buffer is free again after the last step that touches it, or after its chain."""
+    """First fit, in running order: a buffer is free again after the last step that touches it, or after its chain.
+
+    A box is free again a step later: a neighbour may still be reading from it.
+    """
     last = _last_touches(plan.steps)
+    last |= {box: _next_operation(plan.steps, last[image]) for image, box in plan.boxes.items()}
     offsets: dict[Buffer, int] = {}
     alive: dict[Buffer, tuple[int, int]] = {}
     top = chain_end = 0
@@ -36,7 +40,8 @@ def arrange(plan: Schedule) -> Arena:
         if isinstance(step, ConvStep) and step.followers:
             # Later bands still read it, beyond their own rows.
             chain_end, windows = position + step.followers, step.x.whole
-        for buffer in (written.whole for written in step.writes):
+        written = [buffer.whole for buffer in step.writes]
+        for buffer in (*written, *(plan.boxes[image] for image in written if image in plan.boxes)):
             if buffer.external is not None or buffer in offsets:
                 continue
             heir = _inherited(step, buffer, {b for b in alive if last[b] == position and b is not windows})
@@ -53,6 +58,12 @@ def arrange(plan: Schedule) -> Arena:
 
 def _last_touches(steps: Sequence[Step]) -> dict[Buffer, int]:
     return {buffer.whole: position for position, step in enumerate(steps) for buffer in (*step.reads, *step.writes)}
+
+
+def _next_operation(steps: Sequence[Step], position: int) -> int:
+    """The next step that surely is an operation of its own: a halo may be written along."""
+    after = (place for place in range(position + 1, len(steps)) if not isinstance(steps[place], HaloStep))
+    return next(after, len(steps))
 
 
 def _inherited(step: Step, out: Buffer, dying: set[Buffer]) -> Buffer | None:

@@ -158,8 +158,9 @@ def _load(compiler: str, flags: tuple[str, ...], folder: str, kernels: Kernels) 
     handle.regrow_run.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int]
     handle.regrow_run.restype = None
     handle.regrow_peak.restype = ctypes.c_double
-    sizes = handle.regrow_sizeof_op(), handle.regrow_sizeof_side()
-    if sizes != (ctypes.sizeof(native.Op), side_bytes(handle.regrow_lanes())):
+    sizes = [getattr(handle, f"regrow_sizeof_{name}")() for name in ("op", "borders", "exchange", "side")]
+    expected = [ctypes.sizeof(structure) for structure in (native.Op, native.Borders, native.Exchange)]
+    if sizes != [*expected, side_bytes(handle.regrow_lanes())]:
         raise NoCompilerError(f"{path} does not match this version of regrow; delete it.")
     return Library(handle, handle.regrow_lanes(), key, compiler, flags)
 

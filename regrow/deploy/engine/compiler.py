@@ -12,13 +12,17 @@ from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.fitted import fitted
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.graph import Graph
-from regrow.deploy.engine.model import CompiledModel, FallbackRunner, NativeRunner, Runner
+from regrow.deploy.engine.model import CompiledModel, Division, FallbackRunner, NativeRunner, RowsRunner, Runner
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.schedule import schedule
+from regrow.deploy.engine.shares import share_schedule
 from regrow.deploy.engine.shortcuts import join_shortcuts
 from regrow.deploy.engine.steps import Schedule
-from regrow.deploy.engine.tune import tuned
+from regrow.deploy.engine.tune import Tuning, rows_pay, tuned
 from regrow.deploy.files import unwrapped
+
+WORTH_ROWS = 1_000_000
+"""Multiply-accumulates in an image from which it pays, by experience, to give threads shares of its rows."""
 
 TOLERANCE = 1e-4
 """How far the compiled model may be from the module on the example, relative to the largest output."""
@@ -73,21 +77,35 @@ def steps_of(graph: Graph, lanes: int) -> Schedule:
     return schedule(join_shortcuts(graph), lanes)
 
 
-def native_runner(graph: Graph, library: Library, *, threads: int = 1, tune: bool = False) -> NativeRunner:
+def native_runner(graph: Graph, library: Library, *, threads: int = 1, tune: bool = False) -> NativeRunner | RowsRunner:
     """The graph on given kernels."""
-    steps = steps_of(graph, library.lanes)
-    if not tune:
-        return NativeRunner(library, write_plan(steps, threads=threads), threads=threads)
-    best = tuned(steps, library, (graph.input.shape, graph.output.shape), threads=threads)
-    plan = write_plan(steps, best.tiles, threads=threads)
+    steps, shapes = steps_of(graph, library.lanes), (graph.input.shape, graph.output.shape)
+    best = tuned(steps, library, shapes, threads=threads) if tune else None
+    whole = _on_kernels(steps, library, best, threads=threads)
+    share = share_schedule(graph, library.lanes, threads) if threads > 1 else None
+    if share is None or (not tune and whole.macs < WORTH_ROWS):
+        return whole
+    rows = _on_kernels(share, library, tuned(share, library, shapes) if tune else None, threads=threads)
+    return RowsRunner(whole, rows) if not tune or rows_pay(rows, whole, shapes) else whole
+
+
+def _on_kernels(steps: Schedule, library: Library, best: Tuning | None, *, threads: int) -> NativeRunner:
+    """The steps on kernels of their own if they are tuned, or on those for any network.
+
+    Threads that have shares of the rows run the same operations, each all of them.
+    """
+    divide = Division.BY_ROWS if steps.shares > 1 else None if best is None else best.divide
+    plan = write_plan(steps, None if best is None else best.tiles, threads=1 if steps.shares > 1 else threads)
+    if best is None:
+        return NativeRunner(library, plan, threads=threads, divide=divide)
     own_plan, kernels = fitted(plan)
     try:
-        return NativeRunner(fit_library(library, kernels), own_plan, threads=threads, divide=best.divide)
+        return NativeRunner(fit_library(library, kernels), own_plan, threads=threads, divide=divide)
     except NoCompilerError as error:
         warnings.warn(
-            f"kernels for any network run this one, more slowly than its own: {error}", RuntimeWarning, stacklevel=4
+            f"kernels for any network run this one, more slowly than its own: {error}", RuntimeWarning, stacklevel=5
         )
-    return NativeRunner(library, plan, threads=threads, divide=best.divide)
+    return NativeRunner(library, plan, threads=threads, divide=divide)
 
 
 def _check(model: nn.Module, compiled: CompiledModel, example: torch.Tensor) -> None:

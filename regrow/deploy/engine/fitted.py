@@ -47,7 +47,7 @@ def fitted(plan: Plan) -> tuple[Plan, Kernels]:
             conv.kernel = forms.setdefault(_form(conv, edges.values()), len(forms) + 1)
         elif op.kind == HALO and number not in written:
             sides = _sides(op.as_.halo, plan)
-            if len(sides) <= MOST_SIDES:
+            if 0 < len(sides) <= MOST_SIDES:
                 text = f"{op.as_.halo.image.pitch}, {len(sides)}, {', '.join(sides)}"
                 op.as_.halo.kernel = halos.setdefault(text, len(halos) + 1)
     kept = [number for number in range(len(ops)) if number not in written]
@@ -102,9 +102,8 @@ def _edges(number: int, ops: list[native.Op], plan: Plan) -> dict[int, str]:
     for after, halo in _halos_after(number, ops):
         if max(halo.above, halo.below, halo.left, halo.right) > 1:
             continue
-        first = halo.image.at + halo.above * halo.image.row + halo.left * 4 * plan.lanes
         for place, planes in enumerate((conv.out, conv.tail)):
-            if planes.at == first and halo.channels == conv.channels:
+            if planes.at == halo.image.at and halo.channels == conv.channels:
                 found[after] = f"[{place}] = {_edge_list(halo, plan)}"
     return found
 
@@ -125,7 +124,7 @@ def _sides(halo: native.Halo, plan: Plan) -> list[str]:
     count, size = halo.above + halo.below + halo.left + halo.right, side_bytes(plan.lanes)
     table = np.frombuffer(plan.constants[halo.sides : halo.sides + count * size].tobytes(), "<i4")
     texts = []
-    for numbers in table.reshape(count, -1):
+    for numbers in table.reshape(count, size // 4):
         to, start, step, cells, shift = numbers[:5]
         lanes, mask = np.split(numbers[SIDE_NUMBERS:], 2)
         texts.append(

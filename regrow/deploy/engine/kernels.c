@@ -128,6 +128,7 @@ struct conv {
 struct gather {
     int64_t from, to, table, runs; /* table: int32, -1 for `fill`; runs: int32, LANES or more apart */
     int32_t channels, count, from_pitch, to_pitch, run_count;
+    int32_t tables; /* one after the other, if every thread's share of the image has its own (and no runs) */
     float fill;
 };
 
@@ -137,7 +138,7 @@ enum shift { ANY_SHIFT, ABOVE, BELOW, LEFT, RIGHT };
 /* A row or a column of the halo: what the neighbour there holds moves from cell to cell and, in the vector, from lane
  * to lane; lanes whose neighbour is outside the image get the padding's zero. */
 struct side {
-    int32_t to, from, step, cells; /* bytes in the plane; from cell to cell; how many */
+    int32_t to, from, step, cells; /* bytes from the first pixel; from cell to cell; how many */
     int32_t shift, unused[11]; /* to 64 bytes */
     ivec lanes, mask;
 };
@@ -192,6 +193,7 @@ enum kind { CONV, GATHER, HALO, POOL, MEAN, LINEAR, POINTWISE };
 
 struct op {
     int32_t kind;
+    int32_t exchange; /* of rows between threads (team.c), or ABSENT */
     union {
         struct conv conv;
         struct gather gather;
@@ -203,13 +205,15 @@ struct op {
     } as;
 };
 
-/* What one run works on, and which share of it is ours when several threads run the same plan. */
+/* What one run works on, and which share of it is ours when several threads run the same plan: a part of every
+ * operation or, on an arena of our own, a share of the image's rows. */
 struct frame {
     const char *constants;
     char *arena;
     const float *x;
     float *y;
     int part, parts;
+    int rows_share;
 };
 
 INLINE char *locate(const struct frame *f, int64_t at)
@@ -1007,7 +1011,8 @@ static void copy_some(const struct gather *op, float *to, const float *from, con
 static void run_gather(const struct gather *op, const struct frame *f)
 {
     const struct share s = share_of(f, op->count);
-    const int32_t *table = (const int32_t *)(f->constants + op->table);
+    const int own = op->tables > 1 ? f->rows_share * op->count : 0;
+    const int32_t *table = (const int32_t *)(f->constants + op->table) + own;
     const int32_t *runs = (const int32_t *)(f->constants + op->runs);
     for (int channel = 0; channel < op->channels; channel += AT_ONCE) {
         const float *from = (const float *)locate(f, op->from) + (int64_t)channel * op->from_pitch;

@@ -139,14 +139,17 @@ class Planes:
         return np.where(self.contains(*self.coordinates(halo=False)), np.int32(-1), np.int32(0))
 
 
-def choose_grid(height: int, width: int, lanes: int, *, before: Grid | None = None) -> Grid:
+def choose_grid(
+    height: int, width: int, lanes: int, *, before: Grid | None = None, most_down: int | None = None
+) -> Grid:
     """The cut that wastes the fewest pixels; at nearly equal waste the one that halves (or keeps) `before`.
 
     A layer of stride two needs no data to move between lanes if its regions are half as large as those before.
+    At most `most_down` regions lie below each other.
     """
     best: tuple[float, int, Grid] | None = None
     down = 1
-    while down <= lanes:
+    while down <= (most_down or lanes):
         across = lanes // down
         grid = Grid(down, across, -(-height // down), -(-width // across))
         follows = before is None or before in (grid, grid.scaled((2, 2)))
@@ -177,9 +180,10 @@ def runs_of(table: IntArray, lanes: int) -> IntArray:
 def halo_sides(planes: Planes) -> NDArray[np.int32]:
     """How to fill the halo from the regions: `struct side` of kernels.c for each of its rows, then for its columns.
 
-    Each has where its cells lie, where the neighbour's do, how far one is from the next (in bytes), how many there are,
-    the shift, then the lane that every lane is filled from, and a mask (zero outside the image). A column has the
-    height of the halo, too: in the corners it takes what is in the neighbour's halo, which is filled by then.
+    Each has where its cells lie, where the neighbour's do (from the first pixel on), how far one is from the next (in
+    bytes), how many there are, the shift, then the lane that every lane is filled from, and a mask (zero outside the
+    image). A column has the height of the halo, too: in the corners it takes what is in the neighbour's halo, which is
+    filled by then.
     """
     grid, halo = planes.grid, planes.halo
     sides = []
@@ -203,7 +207,7 @@ def _side(planes: Planes, neighbour: Cell, target: Cell, source: Cell, step: int
     grid, lane = planes.grid, np.arange(planes.grid.lanes)
     i, j = lane // grid.across + neighbour[0], lane % grid.across + neighbour[1]
     inside = (i >= 0) & (i < grid.down) & (j >= 0) & (j < grid.across)
-    to, start = (planes.first + row * planes.row_pitch + col for row, col in (target, source))
+    to, start = (row * planes.row_pitch + col for row, col in (target, source))
     numbers = np.zeros(SIDE_NUMBERS, np.int64)
     numbers[:4] = [4 * grid.lanes * vectors for vectors in (to, start, step)] + [cells]
     numbers[4] = _SHIFTS.get(neighbour, 0) if (grid.down, grid.across) == (2, 4) else 0

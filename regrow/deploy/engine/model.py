@@ -6,6 +6,7 @@ import ctypes
 import time
 import weakref
 from dataclasses import dataclass
+from enum import IntEnum
 from math import prod
 from typing import Any, Protocol, overload
 
@@ -23,6 +24,14 @@ CPU = torch.device("cpu")
 
 WORTH_DIVIDING = 50_000_000
 """Multiply-accumulates in an image from which it pays to bring threads together after every layer."""
+
+
+class Division(IntEnum):
+    """How threads divide an image: `enum division` of team.c."""
+
+    ALONE = 0
+    TOGETHER = 1
+    BY_ROWS = 2
 
 
 @dataclass(frozen=True)
@@ -105,9 +114,9 @@ class CompiledModel:
 
     def __init__(self, runner: Runner, *, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> None:
         self.input_shape, self.output_shape = input_shape, output_shape
-        self.native = isinstance(runner, NativeRunner)
+        self.native = not isinstance(runner, FallbackRunner)
         self._runner = runner
-        self._accepted = torch.Size((1, *input_shape))  # the last batch's shape: most have the same
+        self._last = self._accepted(torch.Size((1, *input_shape)))  # most batches have the shape of the one before
 
     @overload
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
@@ -119,16 +128,20 @@ class CompiledModel:
             result: NDArray[np.float32] = self(torch.from_numpy(x)).numpy()
             return result
         # A small network takes no longer than a dozen calls into torch: there are as few of them as possible.
-        shape = x.shape
-        if shape != self._accepted:
-            if shape[1:] != self.input_shape:
-                raise ValueError(f"expected a batch of {self.input_shape}, got an array of shape {tuple(shape)}")
-            self._accepted = shape
+        shape, like = self._last
+        if x.shape != shape:
+            shape, like = self._last = self._accepted(x.shape)
         if x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous():
             x = x.detach().to("cpu", torch.float32).contiguous()
-        y = torch.empty((shape[0], *self.output_shape), dtype=torch.float32, device=CPU)  # whatever the defaults are
+        y = torch.empty_like(like)
         self._runner.run(x, y)
         return y
+
+    def _accepted(self, shape: torch.Size) -> tuple[torch.Size, torch.Tensor]:
+        """A batch's shape, and a tensor like its result, whatever torch's defaults are."""
+        if shape[1:] != self.input_shape:
+            raise ValueError(f"expected a batch of {self.input_shape}, got an array of shape {tuple(shape)}")
+        return shape, torch.empty((shape[0], *self.output_shape), dtype=torch.float32, device=CPU)
 
     @property
     def sizes(self) -> Sizes:
@@ -173,8 +186,8 @@ class _Session:
 class NativeRunner:
     """Runs a plan with the kernels; every call under way has a session of its own.
 
-    With `divide`, threads work together on a single image, too; by default if it is worth their while. `clock`, a
-    constant of the module `time`, is what profiles are measured by.
+    `divide` says what threads do with a single image; by default they work on it together if it is worth their while.
+    `clock`, a constant of the module `time`, is what profiles are measured by.
     """
 
     def __init__(
@@ -183,14 +196,21 @@ class NativeRunner:
         plan: Plan,
         *,
         threads: int = 1,
-        divide: bool | None = None,
+        divide: Division | None = None,
         clock: int = time.CLOCK_MONOTONIC,
     ) -> None:
         self.library, self.plan, self.threads, self.clock = library, plan, threads, clock
-        self.divide = sum(label.macs for label in plan.labels) >= WORTH_DIVIDING if divide is None else divide
+        self.divide = divide
+        if divide is None:
+            self.divide = Division.TOGETHER if self.macs >= WORTH_DIVIDING else Division.ALONE
         self._constants = allocate(plan.constants.nbytes)
         self._constants.write(plan.constants.tobytes())
         self._idle: list[_Session] = []
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates in an image."""
+        return sum(label.macs for label in self.plan.labels)
 
     @property
     def sizes(self) -> Sizes:
@@ -227,6 +247,35 @@ class NativeRunner:
         self._idle.append(session)
         labels = zip(self.plan.labels, least, strict=True)
         return Profile(tuple(LayerTime(label.name, label.kind, float(s), label.macs) for label, s in labels))
+
+
+class RowsRunner:
+    """Runs batches image by image, and the images that are left over by their rows; there is a plan for either."""
+
+    def __init__(self, whole: NativeRunner, rows: NativeRunner) -> None:
+        self.whole, self.rows = whole, rows
+
+    @property
+    def sizes(self) -> Sizes:
+        """The memory it holds."""
+        whole, rows = self.whole.sizes, self.rows.sizes
+        return Sizes(whole.constants + rows.constants, whole.arena + rows.arena)
+
+    def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Write the output for `x` to `y`."""
+        images = x.shape[0]
+        left = images % self.rows.threads
+        if left == images:
+            self.rows.run(x, y)
+        elif left == 0:
+            self.whole.run(x, y)
+        else:
+            self.whole.run(x[:-left], y[:-left])
+            self.rows.run(x[-left:], y[-left:])
+
+    def profile(self, x: torch.Tensor, y: torch.Tensor, repeat: int) -> Profile:
+        """The least time of each operation."""
+        return self.rows.profile(x, y, repeat)
 
 
 class FallbackRunner:

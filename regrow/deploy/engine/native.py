@@ -44,7 +44,7 @@ class Gather(ctypes.Structure):
 
     _fields_: ClassVar[Fields] = [
         *((name, c_int64) for name in ("from_", "to", "table", "runs")),
-        *((name, c_int32) for name in ("channels", "count", "from_pitch", "to_pitch", "run_count")),
+        *((name, c_int32) for name in ("channels", "count", "from_pitch", "to_pitch", "run_count", "tables")),
         ("fill", c_float),
     ]
 
@@ -119,7 +119,26 @@ class _Any(ctypes.Union):
 class Op(ctypes.Structure):
     """One operation of a plan; `kind` is the position of its structure in the union."""
 
-    _fields_: ClassVar[Fields] = [("kind", c_int32), ("as_", _Any)]
+    _fields_: ClassVar[Fields] = [("kind", c_int32), ("exchange", c_int32), ("as_", _Any)]
+
+
+class Borders(ctypes.Structure):
+    """`struct borders` of team.c: an image of which threads exchange rows."""
+
+    _fields_: ClassVar[Fields] = [
+        ("image", Planes),
+        *((name, c_int64) for name in ("box", "sides")),
+        *((name, c_int32) for name in ("above", "below", "left", "right", "channels", "rows", "cols", "unused")),
+    ]
+
+
+class Exchange(ctypes.Structure):
+    """`struct exchange` of team.c: the images of an operation of which they do."""
+
+    _fields_: ClassVar[Fields] = [
+        *((name, c_int64) for name in ("borrows", "lends", "lends_tail")),
+        *((name, c_int32) for name in ("above", "below")),
+    ]
 
 
 KINDS: dict[type[ctypes.Structure], tuple[int, str]] = {
@@ -127,7 +146,7 @@ KINDS: dict[type[ctypes.Structure], tuple[int, str]] = {
 }
 
 
-def as_op(operation: ctypes.Structure) -> Op:
+def as_op(operation: ctypes.Structure, exchange: int = ABSENT) -> Op:
     """Wrap one operation."""
     number, name = KINDS[type(operation)]
-    return Op(number, _Any(**{name: operation}))
+    return Op(number, exchange, _Any(**{name: operation}))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from regrow.deploy.engine import native
 from regrow.deploy.engine.arena import arrange
+from regrow.deploy.engine.borders import Borders
 from regrow.deploy.engine.operands import Operands
 from regrow.deploy.engine.problems import conv_steps, problem_of
 from regrow.deploy.engine.steps import ConvStep, Schedule
@@ -47,7 +48,8 @@ def write_plan(
     if tiles is None:
         tiles = [choose(problem_of(step, plan.lanes, threads)) for step in conv_steps(plan)]
     operands = Operands(plan.lanes, arrange(plan), weights)
-    writer = Writer(operands, threads, {} if walks is None else walks)
+    borders = Borders(operands, plan.boxes)
+    writer = Writer(operands, threads, {} if walks is None else walks, plan.shares, borders)
     remaining = iter(tiles)
     for step in plan.steps:
         writer.write(step, next(remaining) if isinstance(step, ConvStep) else None)

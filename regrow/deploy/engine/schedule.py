@@ -42,13 +42,17 @@ Wanted = tuple[Value, Grid, float]
 """A value, cut in a certain way, with a certain number in its padding."""
 
 
-def schedule(graph: Graph, lanes: int) -> Schedule:
-    """Choose layouts for vectors of `lanes` floats and list the steps."""
-    scheduler = _Scheduler(graph, lanes)
+def schedule(graph: Graph, lanes: int, *, shares: int = 1) -> Schedule:
+    """Choose layouts for vectors of `lanes` floats and list the steps.
+
+    With several `shares`, the graph is that of one share of the rows of the caller's image.
+    """
+    scheduler = _Scheduler(graph, lanes, shares)
     for node in graph.nodes:
         scheduler.add(node)
     scheduler.give(graph.output)
-    return Schedule(chained(scheduler.steps, lanes), lanes)
+    steps = chained(scheduler.steps, lanes) if shares == 1 else tuple(scheduler.steps)
+    return Schedule(steps, lanes, shares)
 
 
 def window_halo(node: Conv | Pool) -> Halo:
@@ -72,6 +76,7 @@ def _overhangs(node: Pool) -> bool:
 class _Scheduler:
     graph: Graph
     lanes: int
+    shares: int
     steps: list[Step] = field(default_factory=list)
     versions: dict[Value, list[tuple[float, Buffer]]] = field(default_factory=dict)
 
@@ -84,11 +89,13 @@ class _Scheduler:
     # ---- what layouts are wanted, before anything is scheduled
 
     def _choose_grids(self) -> dict[tuple[int, int], Grid]:
+        # A row that comes from a neighbouring share is in the same lanes there if regions lie in one row.
+        most_down = 1 if self.shares > 1 else None
         grids: dict[tuple[int, int], Grid] = {}
         before: Grid | None = None
         for value in (value for node in self.graph.nodes for value in node.outputs):
             if value.size not in grids:
-                grids[value.size] = choose_grid(*value.size, self.lanes, before=before)
+                grids[value.size] = choose_grid(*value.size, self.lanes, before=before, most_down=most_down)
                 before = grids[value.size] if value.pixels > 1 else before
         return grids
 
@@ -182,7 +189,9 @@ class _Scheduler:
         else:
             y, x = np.indices(target.size, dtype=np.int64)
         plain = source.planes is None and target.planes is None
-        table = None if plain else source.index(y * step[0], x * step[1]).reshape(-1)
+        firsts = [share * target.size[0] for share in range(self.shares if source.external else 1)]
+        tables = [source.index((first + y) * step[0], x * step[1]).reshape(-1) for first in firsts]
+        table = None if plain else np.stack(tables)
         self.steps.append(GatherStep(node, (source,), (target,), table, fill))
         return target
 
@@ -196,7 +205,8 @@ class _Scheduler:
     def add(self, node: Node) -> None:
         """Append the steps of one node."""
         if isinstance(node, Input):
-            self._keep(node.out, Buffer(node.out.channels, node.out.size, None, external="input"))
+            height, width = node.out.size
+            self._keep(node.out, Buffer(node.out.channels, (self.shares * height, width), None, external="input"))
         elif isinstance(node, Reshape):
             flat = self._flat(node.x, node)
             self._keep(node.out, Buffer(node.out.channels, node.out.size, None, flat.external, flat.whole, flat.first))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -72,7 +73,10 @@ class ConvStep(Step):
 
 @dataclass(frozen=True, eq=False)
 class GatherStep(Step):
-    """Copies each channel through a table of positions in floats (-1: `fill`); without a table, as it is."""
+    """Copies each channel through a table of positions in floats (-1: `fill`); without a table, as it is.
+
+    There is one table, or one for each share of the rows.
+    """
 
     table: NDArray[np.int64] | None
     fill: float = 0.0
@@ -105,7 +109,13 @@ class PointwiseStep(Step):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps in running order; the first reads the caller's input, the last writes the caller's output."""
+    """Steps in running order; the first reads the caller's input, the last writes the caller's output.
+
+    With several `shares`, they compute one share of the image's rows; `boxes` are for the rows of an image that
+    neighbouring shares need.
+    """
 
     steps: tuple[Step, ...]
     lanes: int
+    shares: int = 1
+    boxes: Mapping[Buffer, Buffer] = field(default_factory=dict)

@@ -1,15 +1,17 @@
 /* Runs plans on a team of threads; appended to kernels.c for the engine, and left out of exported files.
  *
  * A batch is divided by images, each on its own arena. The images that are left over, and single images, are divided
- * inside every operation, with a barrier after it, unless the network is so small that this takes longer. Waiting is
- * spinning for about as long as a layer takes, then sleeping: a layer of a small network is done sooner than a sleeping
- * thread wakes up.
+ * inside every operation, with a barrier after it, unless the network is so small that this takes longer; or, with a
+ * plan that is made for it, by rows: every thread then computes its own share on its own arena, and has to get no more
+ * than a few rows from the neighbouring shares. Waiting is spinning for about as long as a layer takes, then sleeping:
+ * a layer of a small network is done sooner than a sleeping thread wakes up.
  */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #if defined(__x86_64__) || defined(__i386__)
 #define RELAX() __builtin_ia32_pause()
@@ -18,6 +20,9 @@
 #else
 #define RELAX() ((void)0)
 #endif
+
+/* Who computes an image that is left over: one thread, or all of them, in one of two ways. */
+enum division { ALONE, TOGETHER, BY_ROWS };
 
 struct job {
     struct team *team;
@@ -29,15 +34,22 @@ struct job {
     float *y;
     double *seconds; /* where each operation's time is added, or NULL */
     int32_t count, images;
-    int32_t divide; /* whether threads work on one image together, if there are too few for all */
+    int32_t divide; /* enum division */
     int32_t clock;  /* what `seconds` are measured by */
+};
+
+/* How much of what others may wait for a thread has done, in a cache line of its own. */
+struct place {
+    _Alignas(64) atomic_uint passed;
 };
 
 struct team {
     int size;
+    int patience; /* how often to look before somebody else may have the core */
     pthread_t *threads;
+    struct place *places;
     const struct job *job;
-    atomic_int started, arrived, passed; /* jobs given out; threads at the barrier; barriers passed */
+    atomic_int started; /* jobs given out */
     atomic_int sleepers;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
@@ -55,19 +67,29 @@ static double now(int clock)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void barrier(struct team *team)
+static void pass(struct team *team, int part)
 {
-    if (team->size == 1) return;
-    const int turn = atomic_load(&team->passed);
-    if (atomic_fetch_add(&team->arrived, 1) + 1 == team->size) {
-        atomic_store(&team->arrived, 0);
-        atomic_store(&team->passed, turn + 1);
-        return;
+    atomic_uint *ours = &team->places[part].passed; /* which nobody else writes */
+    atomic_store_explicit(ours, atomic_load_explicit(ours, memory_order_relaxed) + 1, memory_order_release);
+}
+
+/* Waits until all others have passed as often as we have. */
+static void await(struct team *team, int part)
+{
+    const unsigned ours = atomic_load_explicit(&team->places[part].passed, memory_order_relaxed);
+    for (int other = 0; other < team->size; other++) {
+        const atomic_uint *theirs = &team->places[other].passed;
+        for (int spins = 0; (int)(atomic_load_explicit(theirs, memory_order_acquire) - ours) < 0; spins++) {
+            RELAX();
+            if (spins > team->patience) sched_yield(); /* somebody else has our partner's core */
+        }
     }
-    for (int spins = 0; atomic_load_explicit(&team->passed, memory_order_acquire) == turn; spins++) {
-        RELAX();
-        if (spins > 20000) sched_yield(); /* somebody else has our partner's core */
-    }
+}
+
+static void barrier(struct team *team, int part)
+{
+    pass(team, part);
+    await(team, part);
 }
 
 /* Like run_next, with a look at the clock after each operation. */
@@ -78,7 +100,7 @@ static int time_next(struct team *team, const struct op *op, const struct frame 
         for (int i = 0; i < c.length; i++) {
             const double start = now(clock);
             run_band(op + i, f, &c, row);
-            if (f->parts > 1) barrier(team);
+            if (f->parts > 1) barrier(team, f->part);
             if (f->part == 0) seconds[i] += now(clock) - start;
         }
     }
@@ -94,20 +116,201 @@ static void run_image(struct team *team, const struct job *job, struct frame *f,
             i += time_next(team, job->ops + i, f, job->seconds + i, job->clock);
         } else {
             i += run_next(job->ops + i, f);
-            if (f->parts > 1) barrier(team);
+            if (f->parts > 1) barrier(team, f->part);
         }
     }
 }
 
+/* ------------------------------------------------------------------------------------------------ shares of rows */
+
+/* An image of which shares need rows of each other. Rows that are needed are put into a box, where they lie close
+ * together: reading them from the image would take its other lines away from the core that works on it. */
+struct borders {
+    struct planes image;
+    int64_t box;          /* in the arena: rows for the share above, then rows for the share below */
+    int64_t sides;        /* struct side: the columns of the halo left and right */
+    int32_t above, below; /* rows of the halo that come from the neighbours */
+    int32_t left, right;
+    int32_t channels, rows, cols;
+    int32_t unused;
+};
+
+/* What an operation needs from the neighbours, and what they need from it: struct borders, or ABSENT. */
+struct exchange {
+    int64_t borrows, lends, lends_tail;
+    int32_t above, below; /* rows of a convolution's output at the share's edges that depend on what it borrows */
+};
+
+/* One thread's view of an image that is shared. */
+struct party {
+    struct team *team;
+    struct frame frame;
+    int64_t arena_bytes;
+    int share, first, last; /* the number of ours; whether it is at the image's edge */
+};
+
+static void lend_rows(const struct borders *b, const char *arena, char *box, int row, int rows)
+{
+    const char *plane = arena + b->image.at + row * (int64_t)b->image.row;
+    for (int channel = 0; channel < b->channels; channel++, plane += b->image.pitch)
+        for (int i = 0; i < rows; i++)
+            for (int col = 0; col < b->cols; col++, box += VECTOR)
+                store(box, load(plane + i * (int64_t)b->image.row + col * VECTOR));
+}
+
+/* Fills rows of the halo, with their ends in the halos of the neighbouring lanes. */
+static void borrow_rows(const struct borders *b, const struct frame *f, const char *box, int row, int rows)
+{
+    const struct side *sides = (const struct side *)(f->constants + b->sides);
+    char *plane = f->arena + b->image.at + row * (int64_t)b->image.row;
+    for (int channel = 0; channel < b->channels; channel++, plane += b->image.pitch) {
+        for (int i = 0; i < rows; i++, box += b->cols * VECTOR) {
+            char *cells = plane + i * (int64_t)b->image.row;
+            for (int col = 0; col < b->cols; col++) store(cells + col * VECTOR, load(box + col * VECTOR));
+            for (int j = 0; j < b->left + b->right; j++) {
+                const int to = (j < b->left ? j - b->left : b->cols + j - b->left) * VECTOR;
+                const char *from = box + to + sides[j].from - sides[j].to;
+                store(cells + to, permute(load(from), sides[j].lanes, sides[j].mask));
+            }
+        }
+    }
+}
+
+static void clear_rows(const struct borders *b, const struct frame *f, int row, int rows)
+{
+    char *plane = f->arena + b->image.at + row * (int64_t)b->image.row;
+    for (int channel = 0; channel < b->channels; channel++, plane += b->image.pitch)
+        for (int i = 0; i < rows; i++)
+            for (int col = -b->left; col < b->cols + b->right; col++)
+                store(plane + i * (int64_t)b->image.row + col * VECTOR, splat(0));
+}
+
+INLINE const struct borders *borders_at(const struct party *p, int64_t at)
+{
+    return (const struct borders *)(p->frame.constants + at);
+}
+
+INLINE int64_t box_for_below(const struct borders *b)
+{
+    return b->box + (int64_t)b->channels * b->below * b->cols * VECTOR;
+}
+
+static void lend(const struct party *p, int64_t borders)
+{
+    const struct borders *b = borders_at(p, borders);
+    char *arena = p->frame.arena;
+    if (borders == ABSENT) return;
+    if (!p->first) lend_rows(b, arena, arena + b->box, 0, b->below);
+    if (!p->last) lend_rows(b, arena, arena + box_for_below(b), b->rows - b->above, b->above);
+}
+
+/* Beyond the image's edge there is padding. */
+static void pad(const struct party *p, int64_t borders)
+{
+    const struct borders *b = borders_at(p, borders);
+    if (borders == ABSENT) return;
+    if (p->first) clear_rows(b, &p->frame, -b->above, b->above);
+    if (p->last) clear_rows(b, &p->frame, b->rows, b->below);
+}
+
+static void borrow(const struct party *p, int64_t borders)
+{
+    const struct borders *b = borders_at(p, borders);
+    const char *arena = p->frame.arena;
+    if (borders == ABSENT) return;
+    if (!p->first) borrow_rows(b, &p->frame, arena - p->arena_bytes + box_for_below(b), -b->above, b->above);
+    if (!p->last) borrow_rows(b, &p->frame, arena + p->arena_bytes + b->box, b->rows, b->below);
+}
+
+INLINE int whole_tiles(const struct conv *op, int rows) { return (rows + op->down - 1) / op->down * op->down; }
+
+/* What depends on the neighbours comes last: by then they have what we need. */
+static void conv_share(const struct party *p, const struct conv *op, const struct exchange *e)
+{
+    const int above = p->first ? 0 : whole_tiles(op, e->above), below = p->last ? 0 : whole_tiles(op, e->below);
+    const int top = above < op->rows ? above : op->rows, bottom = op->rows - below > top ? op->rows - below : top;
+    pad(p, e->borrows);
+    if (top < bottom) conv_rows(op, &p->frame, top, bottom);
+    await(p->team, p->share);
+    borrow(p, e->borrows);
+    if (top > 0) conv_rows(op, &p->frame, 0, top);
+    if (bottom < op->rows) conv_rows(op, &p->frame, bottom, op->rows);
+}
+
+/* An operation on our share. Nobody is ever more than one ahead, so that no box is filled while it is read. */
+static void run_shared(const struct party *p, const struct op *op)
+{
+    static const struct exchange nothing = {ABSENT, ABSENT, ABSENT, 0, 0};
+    const struct exchange *e = &nothing;
+    if (op->exchange != ABSENT) e = (const struct exchange *)(p->frame.constants + op->exchange);
+    if (op->kind == CONV) {
+        conv_share(p, &op->as.conv, e);
+    } else {
+        await(p->team, p->share);
+        pad(p, e->borrows);
+        borrow(p, e->borrows);
+        run_op(op, &p->frame);
+    }
+    lend(p, e->lends);
+    lend(p, e->lends_tail);
+    pass(p->team, p->share);
+}
+
+/* Adds what the others have found in their shares. */
+static void add_means(const struct party *p, const struct mean *op)
+{
+    float *sums = (float *)locate(&p->frame, op->out);
+    await(p->team, p->share);
+    for (int other = 1; other < p->team->size; other++) {
+        const float *theirs = (const float *)((const char *)sums + other * p->arena_bytes);
+        for (int i = 0; i < op->channels; i++) sums[i] += theirs[i];
+    }
+}
+
+/* Our share of an image; from the mean on, where there are no rows any more, the first thread goes on alone. */
+static void run_share(struct team *team, const struct job *job, int share, int image)
+{
+    const struct frame f = {job->constants, job->arenas + share * job->arena_bytes, job->x + image * job->x_floats,
+                            job->y + image * job->y_floats, 0, 1, share};
+    const struct party p = {team, f, job->arena_bytes, share, share == 0, share == team->size - 1};
+    double before = job->seconds ? now(job->clock) : 0;
+    for (int i = 0, alone = 0; i < job->count; i++) {
+        const struct op *op = job->ops + i;
+        if (alone)
+            run_op(op, &f);
+        else
+            run_shared(&p, op);
+        if (op->kind == MEAN) {
+            if (share > 0) return;
+            add_means(&p, &op->as.mean);
+            alone = 1;
+        }
+        if (job->seconds && share == 0) {
+            const double after = now(job->clock);
+            job->seconds[i] += after - before;
+            before = after;
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ the team */
+
 static void work(struct team *team, int part)
 {
     const struct job *job = team->job;
-    const int whole = job->divide ? job->images / team->size * team->size : job->images;
-    struct frame own = {job->constants, job->arenas + part * job->arena_bytes, NULL, NULL, 0, 1};
+    if (job->divide == BY_ROWS) {
+        for (int image = 0; image < job->images; image++) {
+            if (image > 0) barrier(team, part); /* the first thread has read what the others found */
+            run_share(team, job, part, image);
+        }
+        return;
+    }
+    const int whole = job->divide == TOGETHER ? job->images / team->size * team->size : job->images;
+    struct frame own = {job->constants, job->arenas + part * job->arena_bytes, NULL, NULL, 0, 1, 0};
     for (int image = part; image < whole; image += team->size) run_image(team, job, &own, image);
     if (whole == job->images) return;
-    barrier(team); /* the first arena is shared from here on */
-    struct frame shared = {job->constants, job->arenas, NULL, NULL, part, team->size};
+    barrier(team, part); /* the first arena is shared from here on */
+    struct frame shared = {job->constants, job->arenas, NULL, NULL, part, team->size, 0};
     for (int image = whole; image < job->images; image++) run_image(team, job, &shared, image);
 }
 
@@ -119,7 +322,7 @@ static void *serve(void *argument)
     for (int done = 0;; done++) {
         for (int spins = 0; atomic_load(&team->started) == done; spins++) {
             RELAX();
-            if (spins < 20000) continue;
+            if (spins < team->patience) continue;
             pthread_mutex_lock(&team->mutex);
             atomic_fetch_add(&team->sleepers, 1);
             while (atomic_load(&team->started) == done) pthread_cond_wait(&team->wake, &team->mutex);
@@ -128,7 +331,7 @@ static void *serve(void *argument)
         }
         if (team->job == NULL) return NULL;
         work(team, member.part);
-        barrier(team);
+        barrier(team, member.part);
     }
 }
 
@@ -150,6 +353,7 @@ void regrow_team_free(struct team *team)
     pthread_cond_destroy(&team->wake);
     pthread_mutex_destroy(&team->mutex);
     free(team->threads);
+    free(team->places);
     free(team);
 }
 
@@ -159,6 +363,15 @@ struct team *regrow_team_new(int size)
     struct team *team = calloc(1, sizeof *team);
     if (team == NULL) return NULL;
     team->threads = calloc((size_t)size, sizeof *team->threads);
+    team->places = aligned_alloc(_Alignof(struct place), (size_t)size * sizeof *team->places);
+    if (team->threads == NULL || team->places == NULL) {
+        free(team->threads);
+        free(team->places);
+        free(team);
+        return NULL;
+    }
+    team->patience = size > sysconf(_SC_NPROCESSORS_ONLN) ? 100 : 20000;
+    for (int i = 0; i < size; i++) atomic_init(&team->places[i].passed, 0);
     pthread_mutex_init(&team->mutex, NULL);
     pthread_cond_init(&team->wake, NULL);
     for (team->size = 1; team->size < size; team->size++) {
@@ -180,14 +393,14 @@ void regrow_run(struct job *job, const float *x, float *y, int images)
 {
     struct team *team = job->team;
     job->x = x, job->y = y, job->images = images;
-    if (team->size == 1 || (images == 1 && !job->divide)) { /* nobody else has anything to do */
+    if (team->size == 1 || (images == 1 && job->divide == ALONE)) { /* nobody else has anything to do */
         team->job = job;
         work(team, 0);
         return;
     }
     start(team, job);
     work(team, 0);
-    barrier(team);
+    barrier(team, 0);
 }
 
 /* Multiply-adds per second of one thread on numbers that are in registers already: what no kernel exceeds. */
@@ -217,3 +430,5 @@ double regrow_peak(void)
 int regrow_lanes(void) { return LANES; }
 int regrow_sizeof_op(void) { return (int)sizeof(struct op); }
 int regrow_sizeof_side(void) { return (int)sizeof(struct side); }
+int regrow_sizeof_borders(void) { return (int)sizeof(struct borders); }
+int regrow_sizeof_exchange(void) { return (int)sizeof(struct exchange); }

@@ -15,7 +15,7 @@ import torch
 from regrow.deploy.container import write_atomically
 from regrow.deploy.engine.build import Library, cache_folder
 from regrow.deploy.engine.fitted import separate_halos
-from regrow.deploy.engine.model import NativeRunner
+from regrow.deploy.engine.model import Division, NativeRunner
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.problems import conv_steps, problem_of
 from regrow.deploy.engine.steps import Schedule
@@ -46,10 +46,10 @@ Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was measured: the fastest tile for each convolution, and whether threads should share single images."""
+    """What was measured: the fastest tile for each convolution, and what threads should do with single images."""
 
     tiles: tuple[Tile, ...]
-    divide: bool = True
+    divide: Division = Division.ALONE
 
 
 def tuned(plan: Schedule, library: Library, shapes: Shapes, *, threads: int = 1) -> Tuning:
@@ -66,7 +66,7 @@ def tuned(plan: Schedule, library: Library, shapes: Shapes, *, threads: int = 1)
         best = Tuning(_Tuner(plan, library, shapes, problems).best())
     else:
         alone = tuned(plan, library, shapes).tiles
-        best = Tuning(alone, _Sharing(plan, library, shapes, alone, threads).pays())
+        best = Tuning(alone, _division(plan, library, shapes, alone, threads))
     tiles = [[tile.together, tile.down, tile.across, tile.blocks] for tile in best.tiles]
     write_atomically(path, json.dumps({"tiles": tiles, "divide": best.divide}).encode())
     return best
@@ -81,7 +81,7 @@ def _read(path: Path, problems: Sequence[Problem]) -> Tuning | None:
     try:
         content = json.loads(path.read_text())
         tiles = tuple(Tile(*(int(number) for number in tile)) for tile in content["tiles"])
-        divide = bool(content["divide"])
+        divide = Division(content["divide"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
     fits = len(tiles) == len(problems) and all(tile in candidates(p) for tile, p in zip(tiles, problems, strict=True))
@@ -159,30 +159,42 @@ class _Tuner:
                     taken.setdefault(tried[number], []).append(convolutions[number] / self.nonzeros[number])
 
 
-class _Sharing:
-    """Whether an image is done sooner by all threads than by one."""
+def _division(plan: Schedule, library: Library, shapes: Shapes, tiles: Sequence[Tile], threads: int) -> Division:
+    """Whether an image is done sooner by all threads than by one; measured, unless it is large enough anyway."""
+    written = write_plan(plan, tiles, threads=threads)
+    if NativeRunner(library, written, threads=threads).divide is Division.TOGETHER:
+        return Division.TOGETHER
+    together, alone = (
+        NativeRunner(library, written, threads=threads, divide=divide) for divide in (Division.TOGETHER, Division.ALONE)
+    )
+    return Division.TOGETHER if sooner(together, alone, *_example(shapes)) else Division.ALONE
 
-    def __init__(self, plan: Schedule, library: Library, shapes: Shapes, tiles: Sequence[Tile], threads: int) -> None:
-        written = write_plan(plan, tiles, threads=threads)
-        self.x, self.y = _example(shapes)
-        self.usual, self.together, self.alone = (
-            NativeRunner(library, written, threads=threads, divide=divide) for divide in (None, True, False)
-        )
 
-    def pays(self) -> bool:
-        """Measured in turns, as the machine may be busy at times, unless the network is large enough anyway."""
-        if self.usual.divide:
-            return True
-        turns = [(self.least(self.together), self.least(self.alone)) for _ in range(TURNS)]
-        return min(least for least, _ in turns) < min(least for _, least in turns)
+def rows_pay(rows: NativeRunner, whole: NativeRunner, shapes: Shapes) -> bool:
+    """Whether an image is done sooner if threads have shares of its rows: as measured earlier, or else now."""
+    identity = f"{rows.library.key}{whole.library.key}{rows.macs}{rows.threads}"
+    path = cache_folder() / f"rows-{hashlib.sha256(identity.encode()).hexdigest()[:20]}.json"
+    try:
+        return bool(json.loads(path.read_text())["pays"])
+    except (OSError, ValueError, TypeError, KeyError):
+        pays = sooner(rows, whole, *_example(shapes))
+    write_atomically(path, json.dumps({"pays": pays}).encode())
+    return pays
 
-    def least(self, runner: NativeRunner) -> float:
-        best = float("inf")
-        for _ in range(_repeats(runner, self.x, self.y)):
-            start = time.perf_counter()
-            runner.run(self.x, self.y)
-            best = min(best, time.perf_counter() - start)
-        return best
+
+def sooner(one: NativeRunner, other: NativeRunner, x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether `one` is faster, measured in turns, as the machine may be busy at times."""
+    turns = [(_least(one, x, y), _least(other, x, y)) for _ in range(TURNS)]
+    return min(least for least, _ in turns) < min(least for _, least in turns)
+
+
+def _least(runner: NativeRunner, x: torch.Tensor, y: torch.Tensor) -> float:
+    best = float("inf")
+    for _ in range(_repeats(runner, x, y)):
+        start = time.perf_counter()
+        runner.run(x, y)
+        best = min(best, time.perf_counter() - start)
+    return best
 
 
 def _example(shapes: Shapes) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ import torch
 
 from regrow.deploy.engine import native
 from regrow.deploy.engine.arena import buffer_bytes
+from regrow.deploy.engine.borders import Borders
 from regrow.deploy.engine.graph import Activation, Affine, Binary, Linear, Pool, macs, pool_weights
 from regrow.deploy.engine.layout import Planes, halo_sides, runs_of
 from regrow.deploy.engine.operands import Operands
@@ -57,6 +58,8 @@ class Writer:
     operands: Operands
     threads: int
     walks: Walks
+    shares: int
+    borders: Borders
     ops: list[native.Op] = field(default_factory=list)
     labels: list[Label] = field(default_factory=list)
     scratch: int = 0
@@ -80,8 +83,9 @@ class Writer:
             self._add(self._pointwise(step), step, "pointwise")
 
     def _add(self, operation: ctypes.Structure, step: Step, kind: str) -> None:
-        self.ops.append(native.as_op(operation))
-        self.labels.append(Label(step.node.name, kind, macs(step.node) if kind in ("conv", "linear") else 0))
+        self.ops.append(native.as_op(operation, self.borders.exchange(step)))
+        shares = self.shares if kind == "conv" else 1
+        self.labels.append(Label(step.node.name, kind, shares * macs(step.node) if kind in ("conv", "linear") else 0))
 
     def _conv(self, step: ConvStep, tile: Tile) -> native.Conv:
         node, out = conv_node(step), step.writes[0]
@@ -160,7 +164,7 @@ class Writer:
         run_count = 0
         if step.table is not None:
             table = self.operands.constants.put(step.table.astype(np.int32))
-            found = runs_of(step.table, self.operands.lanes)
+            found = runs_of(step.table[0], self.operands.lanes) if len(step.table) == 1 else np.zeros(0)
             runs, run_count = self.operands.constants.put(found.astype(np.int32)), len(found)
         return native.Gather(
             from_=self.operands.at(source),
@@ -168,24 +172,25 @@ class Writer:
             table=table,
             runs=runs,
             channels=1 if step.table is None else target.channels,
-            count=target.channels * target.pixels if step.table is None else len(step.table),
+            count=target.channels * target.pixels if step.table is None else step.table.shape[1],
             from_pitch=pitches[0],
             to_pitch=pitches[1],
             run_count=run_count,
+            tables=1 if step.table is None else len(step.table),
             fill=step.fill,
         )
 
     def _halo(self, step: HaloStep) -> native.Halo:
         (buffer,) = step.writes
         assert buffer.planes is not None
-        image = self.operands.planes(buffer)
-        image.at = self.operands.at(buffer)
         halo = buffer.planes.halo
+        above, below = (halo.top, halo.bottom) if self.shares == 1 else (0, 0)  # else rows come from the neighbours
+        sides = halo_sides(buffer.planes)[halo.top + halo.bottom - above - below :]
         return native.Halo(
-            image=image,
-            sides=self.operands.constants.put(halo_sides(buffer.planes)),
-            above=halo.top,
-            below=halo.bottom,
+            image=self.operands.planes(buffer),
+            sides=self.operands.constants.put(sides),
+            above=above,
+            below=below,
             left=halo.left,
             right=halo.right,
             channels=buffer.channels,
@@ -235,7 +240,7 @@ class Writer:
             channels=image.channels,
             rows=grid.rows,
             cols=grid.cols,
-            scale=1 / image.pixels,
+            scale=1 / (self.shares * image.pixels),
         )
 
     def _linear(self, step: LinearStep) -> native.Linear:

@@ -1,0 +1,80 @@
+"""What threads exchange that have shares of an image's rows: the rows at the borders between them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from regrow.deploy.engine import native
+from regrow.deploy.engine.graph import Conv, Pool
+from regrow.deploy.engine.layout import Halo, halo_sides
+from regrow.deploy.engine.operands import Operands
+from regrow.deploy.engine.schedule import window_halo
+from regrow.deploy.engine.steps import Buffer, ConvStep, HaloStep, PoolStep, Step
+
+
+def boxes_of(steps: Iterable[Step], lanes: int) -> dict[Buffer, Buffer]:
+    """Room for the rows of every image that neighbouring shares need."""
+    sizes = {step.writes[0]: _lent_vectors(step.writes[0]) for step in steps if isinstance(step, HaloStep)}
+    return {image: Buffer(vectors * lanes, (1, 1), None) for image, vectors in sizes.items() if vectors}
+
+
+def _lent_vectors(image: Buffer) -> int:
+    assert image.planes is not None
+    halo, grid = image.planes.halo, image.planes.grid
+    return image.channels * (halo.top + halo.bottom) * grid.cols
+
+
+@dataclass
+class Borders:
+    """Writes down what each step exchanges, for team.c."""
+
+    operands: Operands
+    boxes: Mapping[Buffer, Buffer]
+
+    def exchange(self, step: Step) -> int:
+        """Where among the constants `struct exchange` of a step is; ABSENT if it has none."""
+        reach, stride = self._reach(step)
+        borrows = self._borders(step.reads[0]) if reach.top or reach.bottom else native.ABSENT
+        tail = step.tail if isinstance(step, ConvStep) else None
+        own = () if isinstance(step, HaloStep) else (buffer for buffer in step.writes if buffer is not tail)
+        lends = [self._borders(buffer) for buffer in own] or [native.ABSENT]
+        lends_tail = native.ABSENT if tail is None else self._borders(tail)
+        if {borrows, *lends, lends_tail} == {native.ABSENT}:
+            return native.ABSENT
+        above, below = (-(-rows // stride) if borrows != native.ABSENT else 0 for rows in (reach.top, reach.bottom))
+        return self._put(native.Exchange(borrows, lends[0], lends_tail, above, below))
+
+    def _reach(self, step: Step) -> tuple[Halo, int]:
+        """How far the windows of a step reach, and how many rows they are apart."""
+        node = step.node
+        if isinstance(step, ConvStep) and isinstance(node, Conv):
+            return window_halo(node), step.stride[0]
+        if isinstance(step, PoolStep) and isinstance(node, Pool):
+            return window_halo(node), node.stride[0]
+        return Halo(), 1
+
+    def _borders(self, image: Buffer) -> int:
+        if image not in self.boxes or image.planes is None:
+            return native.ABSENT
+        halo, grid = image.planes.halo, image.planes.grid
+        return self._put(
+            native.Borders(
+                image=self.operands.planes(image),
+                box=self.operands.at(self.boxes[image]),
+                sides=self.operands.constants.put(halo_sides(image.planes)[halo.top + halo.bottom :]),
+                above=halo.top,
+                below=halo.bottom,
+                left=halo.left,
+                right=halo.right,
+                channels=image.channels,
+                rows=grid.rows,
+                cols=grid.cols,
+            )
+        )
+
+    def _put(self, structure: ctypes.Structure) -> int:
+        return self.operands.constants.put(np.frombuffer(bytes(structure), np.uint8))

@@ -1,0 +1,80 @@
+"""Cuts an image into shares of its rows, one for each thread.
+
+A share is an image itself: with the few rows beyond it that windows reach, every layer makes of it the share of the
+layer's output. Threads then read what they wrote themselves, in their own cores' caches, and exchange a row or two
+after each layer. Otherwise a second thread would bring little to a small network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from regrow.deploy.engine.borders import boxes_of
+from regrow.deploy.engine.graph import Affine, Binary, Conv, Graph, Input, Linear, Mean, Node, Pool, Reshape, Value
+from regrow.deploy.engine.schedule import schedule
+from regrow.deploy.engine.steps import Buffer, GatherStep, Schedule
+
+
+def share_schedule(graph: Graph, lanes: int, shares: int) -> Schedule | None:
+    """What one thread does for its share, or None if the network's images cannot be divided evenly, all of them.
+
+    They can if every layer has as many rows as its input, divided by the stride, and if their mean ends them: what
+    follows is for one thread.
+    """
+    if not _divisible(graph, shares):
+        return None
+    known: dict[Value, Value] = {}
+    share = Graph(tuple(_cut(node, shares, known) for node in graph.nodes), graph.output)
+    plan = schedule(share, lanes, shares=shares)
+    boxes = boxes_of(plan.steps, lanes)
+    moves = any(isinstance(step, GatherStep) and step.reads[0].planes is not None for step in plan.steps)
+    if moves or any(_reaches_too_far(image) for image in boxes):  # to rows that a share and its neighbours don't have
+        return None
+    return replace(plan, boxes=boxes)
+
+
+def _reaches_too_far(image: Buffer) -> bool:
+    planes = image.planes
+    return planes is not None and max(planes.halo.top, planes.halo.bottom) > planes.grid.rows
+
+
+def _divisible(graph: Graph, shares: int) -> bool:
+    heights = [value.size[0] for node in graph.nodes for value in node.outputs if value.pixels > 1]
+    means = [number for number, node in enumerate(graph.nodes) if isinstance(node, Mean)]
+    if len(means) != 1 or any(height % shares for height in heights):
+        return False
+    before, after = graph.nodes[: means[0] + 1], graph.nodes[means[0] + 1 :]
+    return all(_divides(node) for node in before) and _only_features(after)
+
+
+def _divides(node: Node) -> bool:
+    """Whether shares of a node's output follow from shares of its input."""
+    if isinstance(node, Pool) and node.op == "avg" and node.kernel[0] != node.stride[0]:
+        return False  # whose windows at the image's edge may count fewer pixels
+    if isinstance(node, Conv | Pool):
+        return node.out.pixels > 1 and node.x.size[0] == node.stride[0] * node.out.size[0]
+    if isinstance(node, Binary):
+        return node.a.shape == node.b.shape
+    return isinstance(node, Input | Affine) or (isinstance(node, Mean) and node.x.pixels > 1)
+
+
+def _only_features(nodes: Sequence[Node]) -> bool:
+    return all(
+        isinstance(node, Linear | Reshape | Affine | Binary) and all(v.pixels == 1 for v in (*node.inputs, node.out))
+        for node in nodes
+    )
+
+
+def _cut(node: Any, shares: int, known: dict[Value, Value]) -> Any:
+    """The node on a share of every image that it reads or writes."""
+    changed: dict[str, Any] = {}
+    for field in fields(node):
+        content = getattr(node, field.name)
+        if isinstance(content, Value) and content.pixels > 1:
+            channels, height, width = content.shape
+            changed[field.name] = known.setdefault(content, Value(content.name, (channels, height // shares, width)))
+        elif isinstance(content, Node):
+            changed[field.name] = _cut(content, shares, known)
+    return replace(node, **changed)

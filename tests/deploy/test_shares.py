@@ -1,0 +1,164 @@
+"""Threads that have shares of an image's rows compute what one computes of the whole image."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor, nn
+
+import regrow
+from regrow.deploy.engine.build import fit_library, load_library
+from regrow.deploy.engine.capture import capture
+from regrow.deploy.engine.compiler import native_runner
+from regrow.deploy.engine.fitted import fitted
+from regrow.deploy.engine.fuse import fuse
+from regrow.deploy.engine.model import Division, NativeRunner, RowsRunner
+from regrow.deploy.engine.plan import Plan, write_plan
+from regrow.deploy.engine.problems import conv_steps, problem_of
+from regrow.deploy.engine.shares import share_schedule
+from regrow.deploy.engine.steps import Schedule
+from regrow.deploy.engine.tiles import candidates
+from regrow.models import build
+from tests.deploy.networks import ACTIVATIONS, Head, Residual, sparsify
+
+
+@st.composite
+def layers(draw: st.DrawFn, channels: int) -> tuple[nn.Module, int, int]:
+    """A layer that keeps or halves the rows, its channels, and its stride."""
+    kind = draw(st.sampled_from(["conv", "conv", "residual", "max", "wide max", "avg", "activation"]))
+    if kind == "conv":
+        out, stride = draw(st.integers(1, 9)), draw(st.sampled_from([1, 1, 2]))
+        kernel = draw(st.tuples(*[st.sampled_from([1, 3, 5])] * 2))
+        dilation = draw(st.sampled_from([1, 1, 2])) if stride == 1 else 1
+        padding = (dilation * (kernel[0] // 2), dilation * (kernel[1] // 2))
+        return nn.Conv2d(channels, out, kernel, stride, padding, dilation), out, stride
+    if kind == "residual":
+        out, stride = draw(st.sampled_from([channels, 6])), draw(st.sampled_from([1, 2]))
+        activation = draw(st.sampled_from(sorted(ACTIVATIONS)))
+        return Residual(channels, out, stride, before=draw(st.booleans()), activation=activation), out, stride
+    if kind == "activation":
+        return (
+            nn.Sequential(nn.BatchNorm2d(channels), ACTIVATIONS[draw(st.sampled_from(sorted(ACTIVATIONS)))]()),
+            channels,
+            1,
+        )
+    pools = {"max": nn.MaxPool2d(2), "wide max": nn.MaxPool2d(3, 2, 1), "avg": nn.AvgPool2d(2)}
+    return pools[kind], channels, 2
+
+
+@st.composite
+def networks(draw: st.DrawFn, shares: int) -> tuple[nn.Module, Tensor]:
+    """Layers, then the mean of the image, with an image that has rows enough for all."""
+    seed = draw(st.integers(0, 1 << 20))
+    torch.manual_seed(seed)
+    modules: list[nn.Module] = []
+    channels = start = draw(st.integers(1, 4))
+    strides = 1
+    for _ in range(draw(st.integers(1, 5))):
+        module, channels, stride = draw(layers(channels))
+        modules.append(module)
+        strides *= stride
+    width = draw(st.sampled_from([8 * strides, 16 * strides, draw(st.integers(strides, 40))]))
+    x = torch.randn(draw(st.integers(1, 3)), start, shares * strides * draw(st.integers(1, 5)), width)
+    model = nn.Sequential(*modules, Head(channels, (1, 1), draw(st.sampled_from(["mean", "pool"])))).eval()
+    sparsify(model, draw(st.sampled_from([0.1, 0.4, 1.0])), torch.Generator().manual_seed(seed))
+    return model, x
+
+
+def share_of(model: nn.Module, x: Tensor, lanes: int, shares: int) -> Schedule | None:
+    return share_schedule(fuse(capture(model, x[:1])), lanes, shares)
+
+
+def runner_of(plan: Plan, shares: int, *, own_kernels: bool = False) -> NativeRunner:
+    library = load_library(lanes=plan.lanes)
+    if own_kernels:
+        plan, kernels = fitted(plan)
+        library = fit_library(library, kernels)
+    return NativeRunner(library, plan, threads=shares, divide=Division.BY_ROWS)
+
+
+def run(runner: NativeRunner, x: Tensor, outputs: int) -> Tensor:
+    y = torch.full((len(x), outputs), torch.nan)
+    runner.run(x, y)
+    return y
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), shares=st.integers(2, 4), lanes=st.sampled_from([4, 8]))
+def test_shares_give_what_torch_gives(data: st.DataObject, shares: int, lanes: int) -> None:
+    model, x = data.draw(networks(shares))
+    if lanes > load_library().lanes:
+        lanes = 4
+    with torch.no_grad():
+        expected = model(x)
+    steps = share_of(model, x, lanes, shares)
+    if steps is None:  # pixels would have to move between lanes, and with them rows that others have
+        return
+    offers = [candidates(problem_of(step, lanes)) for step in conv_steps(steps)]
+    tiles = [data.draw(st.sampled_from(offer)) for offer in offers]
+    runner = runner_of(write_plan(steps, tiles), shares)
+    for _ in range(3):
+        y = run(runner, x, expected.shape[1])
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()) + 1e-7)
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet20", "wrn16-1", "vgg16"])
+@pytest.mark.parametrize("shares", [2, 4])
+def test_built_in_networks_on_kernels_of_their_own(name: str, shares: int) -> None:
+    model, x = build(name, classes=10, size=32).eval(), torch.randn(2, 3, 32, 32)
+    sparsify(model, 0.2, torch.Generator().manual_seed(0))
+    steps = share_of(model, x, load_library().lanes, shares)
+    if name == "vgg16":  # its last images have a single row
+        assert steps is None
+        return
+    assert steps is not None
+    with torch.no_grad():
+        expected = model(x)
+    runner = runner_of(write_plan(steps), shares, own_kernels=True)
+    first = run(runner, x, 10)
+    torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-5)
+    for _ in range(100):  # nobody overtakes anybody
+        assert torch.equal(run(runner, x, 10), first)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 5])
+def test_batches_are_divided_by_images_and_what_is_left_over_by_rows(batch: int) -> None:
+    model, x = build("resnet8", classes=10, size=32).eval(), torch.randn(batch, 3, 32, 32)
+    compiled = regrow.compile(model, x, threads=2, tune=False)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+    assert isinstance(compiled._runner, RowsRunner)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 256, 3)),
+        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1)),
+        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AvgPool2d(3, 2, 1, count_include_pad=False), nn.Flatten()),
+    ],
+    ids=["fewer rows", "no mean", "an image", "windows of many sizes"],
+)
+def test_what_cannot_be_divided_by_rows_is_still_right(model: nn.Module) -> None:
+    x = torch.randn(1, 3, 16, 16)
+    assert share_of(model.eval(), x, 8, 2) is None
+    graph = fuse(capture(model, x))
+    y = torch.empty(1, *graph.output.shape)
+    native_runner(graph, load_library(), threads=2).run(x, y)
+    with torch.no_grad():
+        torch.testing.assert_close(y, model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_do_not_divide_evenly_are_not_divided() -> None:
+    model, x = build("resnet8", classes=10, size=32).eval(), torch.randn(1, 3, 32, 32)
+    assert share_of(model, x, 8, 3) is None
+    assert share_of(model, x, 8, 16) is None
+
+
+def test_windows_that_reach_beyond_the_neighbours_are_not_divided() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 3, 5, padding=2), Head(3, (1, 1), "mean")).eval()
+    assert share_of(model, torch.randn(1, 1, 8, 8), 8, 4) is not None
+    assert share_of(model, torch.randn(1, 1, 4, 8), 8, 4) is None
