@@ -13,15 +13,19 @@ from typing import Any
 
 from regrow.deploy.engine.borders import boxes_of
 from regrow.deploy.engine.graph import Affine, Binary, Conv, Graph, Input, Linear, Mean, Node, Pool, Reshape, Value
+from regrow.deploy.engine.layout import Planes
 from regrow.deploy.engine.schedule import schedule
-from regrow.deploy.engine.steps import Buffer, GatherStep, Schedule
+from regrow.deploy.engine.steps import GatherStep, Schedule
+
+WASTED = 1.5
+"""Pixels that are computed, per pixel of the image, from which threads are better off dividing it otherwise."""
 
 
 def share_schedule(graph: Graph, lanes: int, shares: int) -> Schedule | None:
-    """What one thread does for its share, or None if the network's images cannot be divided evenly, all of them.
+    """What one thread does for its share, or None if the network's images cannot all be divided evenly.
 
     They can if every layer has as many rows as its input, divided by the stride, and if their mean ends them: what
-    follows is for one thread.
+    follows is for one thread. Images must be wide enough for a row of regions to fill the vectors.
     """
     if not _divisible(graph, shares):
         return None
@@ -30,14 +34,15 @@ def share_schedule(graph: Graph, lanes: int, shares: int) -> Schedule | None:
     plan = schedule(share, lanes, shares=shares)
     boxes = boxes_of(plan.steps, lanes)
     moves = any(isinstance(step, GatherStep) and step.reads[0].planes is not None for step in plan.steps)
-    if moves or any(_reaches_too_far(image) for image in boxes):  # to rows that a share and its neighbours don't have
-        return None
+    if moves or not all(_suits(image.planes) for image in boxes if image.planes is not None):
+        return None  # moves would be of rows that others have
     return replace(plan, boxes=boxes)
 
 
-def _reaches_too_far(image: Buffer) -> bool:
-    planes = image.planes
-    return planes is not None and max(planes.halo.top, planes.halo.bottom) > planes.grid.rows
+def _suits(planes: Planes) -> bool:
+    """Whether no window reaches beyond the neighbours' rows, and lanes are not wasted."""
+    near = max(planes.halo.top, planes.halo.bottom) <= planes.grid.rows
+    return near and planes.grid.across * planes.grid.cols <= WASTED * planes.width
 
 
 def _divisible(graph: Graph, shares: int) -> bool:
@@ -51,8 +56,8 @@ def _divisible(graph: Graph, shares: int) -> bool:
 
 def _divides(node: Node) -> bool:
     """Whether shares of a node's output follow from shares of its input."""
-    if isinstance(node, Pool) and node.op == "avg" and node.kernel[0] != node.stride[0]:
-        return False  # whose windows at the image's edge may count fewer pixels
+    if isinstance(node, Pool) and node.op == "avg" and (node.kernel[0] != node.stride[0] or node.padding[0]):
+        return False  # windows at the image's edge may count fewer pixels
     if isinstance(node, Conv | Pool):
         return node.out.pixels > 1 and node.x.size[0] == node.stride[0] * node.out.size[0]
     if isinstance(node, Binary):

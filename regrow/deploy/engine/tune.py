@@ -31,8 +31,8 @@ FINALISTS = 4
 REMATCHES = 6
 """How often."""
 
-TURNS = 5
-"""How often it is measured whether threads should share an image."""
+TURNS = 15
+"""How often it is measured whether threads should share an image: all cores have to be free at the same time."""
 
 SECONDS = 20.0
 """When to stop trying, however many are left."""
