@@ -29,7 +29,7 @@ def _lent_vectors(image: Buffer) -> int:
 
 
 @dataclass
-class Borders:
+class BorderWriter:
     """Writes down what each step exchanges, for team.c."""
 
     operands: Operands

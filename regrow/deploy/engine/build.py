@@ -34,7 +34,7 @@ class Job(ctypes.Structure):
     """`struct job` of team.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("team", "ops", "constants", "arenas")),
+        *((name, ctypes.c_void_p) for name in ("team", "work", "ops", "constants", "arenas")),
         *((name, ctypes.c_int64) for name in ("arena_bytes", "x_floats", "y_floats")),
         *((name, ctypes.c_void_p) for name in ("x", "y", "seconds")),
         ("count", ctypes.c_int32),
@@ -152,7 +152,7 @@ def _load(compiler: str, flags: tuple[str, ...], folder: str, kernels: Kernels) 
         _compile(compiler, flags, kernels.sources(_units(kernels)), path)
     handle = ctypes.CDLL(str(path))
     handle.regrow_team_new.restype = ctypes.c_void_p
-    handle.regrow_team_new.argtypes = [ctypes.c_int]
+    handle.regrow_team_new.argtypes = [ctypes.c_int, ctypes.c_int]
     handle.regrow_team_free.argtypes = [ctypes.c_void_p]
     handle.regrow_team_size.argtypes = [ctypes.c_void_p]
     handle.regrow_run.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int]
@@ -165,10 +165,14 @@ def _load(compiler: str, flags: tuple[str, ...], folder: str, kernels: Kernels) 
     return Library(handle, handle.regrow_lanes(), key, compiler, flags)
 
 
+def cores() -> int:
+    """How many of the machine's processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _units(kernels: Kernels) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     worthwhile = (len(kernels.tiles) + len(kernels.forms)) // LEAST_KERNELS
-    return max(1, min(cores, MOST_UNITS, worthwhile))
+    return max(1, min(cores(), MOST_UNITS, worthwhile))
 
 
 def _processor() -> str:

@@ -12,7 +12,7 @@ from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.fitted import fitted
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.graph import Graph
-from regrow.deploy.engine.model import CompiledModel, Division, FallbackRunner, NativeRunner, RowsRunner, Runner
+from regrow.deploy.engine.model import CompiledModel, FallbackRunner, NativeRunner, RowsRunner, Runner
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.schedule import schedule
 from regrow.deploy.engine.shares import share_schedule
@@ -33,7 +33,8 @@ def compile(model: nn.Module, example_input: torch.Tensor, *, threads: int = 1, 
 
     `example_input` is a batch of any size: its shape says what the model takes, and the compiled model is compared
     with `model` on it. `threads` work on one call together. With `tune`, the way each layer runs is measured, and
-    kernels are built for exactly these layers (up to half a minute, once for a model and machine); without, a rule
+    kernels are built for exactly these layers (up to half a minute, or a minute with several threads, once for a model
+    and machine); without, a rule
     chooses among kernels for any layer, which are slower.
 
     The kernels are built with the system's C compiler (`$CC`, gcc or clang) the first time. Without one, torch runs
@@ -82,22 +83,21 @@ def native_runner(graph: Graph, library: Library, *, threads: int = 1, tune: boo
     steps, shapes = steps_of(graph, library.lanes), (graph.input.shape, graph.output.shape)
     best = tuned(steps, library, shapes, threads=threads) if tune else None
     whole = _on_kernels(steps, library, best, threads=threads)
-    share = share_schedule(graph, library.lanes, threads) if threads > 1 else None
-    if share is None or (not tune and whole.macs < WORTH_ROWS):
+    may_pay = threads > 1 and (tune or whole.plan.macs >= WORTH_ROWS)
+    share = share_schedule(graph, library.lanes, threads) if may_pay else None
+    if share is None:
         return whole
     rows = _on_kernels(share, library, tuned(share, library, shapes) if tune else None, threads=threads)
     return RowsRunner(whole, rows) if not tune or rows_pay(rows, whole, shapes) else whole
 
 
 def _on_kernels(steps: Schedule, library: Library, best: Tuning | None, *, threads: int) -> NativeRunner:
-    """The steps on kernels of their own if they are tuned, or on those for any network.
-
-    Threads that have shares of the rows run the same operations, each all of them.
-    """
-    divide = Division.BY_ROWS if steps.shares > 1 else None if best is None else best.divide
-    plan = write_plan(steps, None if best is None else best.tiles, threads=1 if steps.shares > 1 else threads)
+    """The steps on kernels of their own if they are tuned, or on those for any network."""
+    whole = steps.shares == 1
+    plan = write_plan(steps, None if best is None else best.tiles, threads=threads if whole else 1)
     if best is None:
-        return NativeRunner(library, plan, threads=threads, divide=divide)
+        return NativeRunner(library, plan, threads=threads)
+    divide = best.divide if whole else None
     own_plan, kernels = fitted(plan)
     try:
         return NativeRunner(fit_library(library, kernels), own_plan, threads=threads, divide=divide)

@@ -193,7 +193,7 @@ enum kind { CONV, GATHER, HALO, POOL, MEAN, LINEAR, POINTWISE };
 
 struct op {
     int32_t kind;
-    int32_t exchange; /* of rows between threads (team.c), or ABSENT */
+    int64_t exchange; /* of rows between threads (team.c), or ABSENT */
     union {
         struct conv conv;
         struct gather gather;

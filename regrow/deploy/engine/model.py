@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regrow.deploy.engine.build import Job, Library
+from regrow.deploy.engine.build import Job, Library, cores
 from regrow.deploy.engine.graph import Graph, macs
 from regrow.deploy.engine.memory import Block, allocate
 from regrow.deploy.engine.plan import Plan
@@ -154,22 +154,30 @@ class CompiledModel:
         return self._runner.profile(x, torch.empty(1, *self.output_shape), repeat)
 
 
+class _Team:
+    """Threads that wait for work, of any library with the same kernels.c and team.c."""
+
+    def __init__(self, library: Library, threads: int) -> None:
+        handle = library.handle
+        self.address = handle.regrow_team_new(threads, cores())
+        if not self.address:
+            raise MemoryError("could not start the engine's threads")
+        weakref.finalize(self, handle.regrow_team_free, self.address)
+        if handle.regrow_team_size(self.address) < threads:  # the plan has divided the work among all of them
+            raise MemoryError(f"the system gives the engine fewer than {threads} threads")
+
+
 class _Session:
     """What one call at a time needs: arenas and a team of threads."""
 
-    def __init__(self, runner: NativeRunner, constants: Block, floats: tuple[int, int]) -> None:
+    def __init__(self, runner: NativeRunner, constants: Block, floats: tuple[int, int], team: _Team) -> None:
         handle, plan = runner.library.handle, runner.plan
-        self.team = handle.regrow_team_new(runner.threads)
-        if not self.team:
-            raise MemoryError("could not start the engine's threads")
-        weakref.finalize(self, handle.regrow_team_free, self.team)
-        if handle.regrow_team_size(self.team) < runner.threads:  # the plan has divided the work among all of them
-            raise MemoryError(f"the system gives the engine fewer than {runner.threads} threads")
+        self.team = team
         arena_bytes = -(-plan.arena_bytes // 4096) * 4096
         self.arenas = allocate(arena_bytes * runner.threads)
         self.run = handle.regrow_run
         self.job = Job(
-            team=self.team,
+            team=team.address,
             ops=ctypes.addressof(plan.ops),
             constants=constants.address,
             arenas=self.arenas.address,
@@ -187,7 +195,8 @@ class NativeRunner:
     """Runs a plan with the kernels; every call under way has a session of its own.
 
     `divide` says what threads do with a single image; by default they work on it together if it is worth their while.
-    `clock`, a constant of the module `time`, is what profiles are measured by.
+    A plan for shares is for as many threads, or for one that measures how long its share takes. `clock`, a constant of
+    the module `time`, is what profiles are measured by.
     """
 
     def __init__(
@@ -199,18 +208,13 @@ class NativeRunner:
         divide: Division | None = None,
         clock: int = time.CLOCK_MONOTONIC,
     ) -> None:
+        if plan.shares > 1 and threads not in (1, plan.shares):
+            raise ValueError(f"a plan for {plan.shares} shares needs as many threads, got {threads}")
         self.library, self.plan, self.threads, self.clock = library, plan, threads, clock
-        self.divide = divide
-        if divide is None:
-            self.divide = Division.TOGETHER if self.macs >= WORTH_DIVIDING else Division.ALONE
+        self.divide = usual_division(plan, threads) if divide is None else divide
         self._constants = allocate(plan.constants.nbytes)
         self._constants.write(plan.constants.tobytes())
         self._idle: list[_Session] = []
-
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates in an image."""
-        return sum(label.macs for label in self.plan.labels)
 
     @property
     def sizes(self) -> Sizes:
@@ -226,13 +230,21 @@ class NativeRunner:
         session.run(session.job_address, x.data_ptr(), y.data_ptr(), images)
         self._idle.append(session)
 
+    def session(self, x: torch.Tensor, y: torch.Tensor, team: _Team | None = None) -> _Session:
+        """A new session, with a team of its own or with one that does nothing else meanwhile."""
+        return _Session(self, self._constants, (x[0].numel(), y[0].numel()), team or _Team(self.library, self.threads))
+
+    def release(self) -> None:
+        """Give up the sessions that no call uses, with their threads and memory."""
+        self._idle.clear()
+
     def _borrow(self, x: torch.Tensor, y: torch.Tensor) -> _Session:
         """A session that nobody else uses; to be given back to `_idle`."""
         # list.pop and list.append are atomic: two calls never get the same session.
         try:
             return self._idle.pop()
         except IndexError:
-            return _Session(self, self._constants, (x[0].numel(), y[0].numel()))
+            return self.session(x, y)
 
     def profile(self, x: torch.Tensor, y: torch.Tensor, repeat: int) -> Profile:
         """The least time of each operation."""
@@ -249,11 +261,21 @@ class NativeRunner:
         return Profile(tuple(LayerTime(label.name, label.kind, float(s), label.macs) for label, s in labels))
 
 
+def usual_division(plan: Plan, threads: int) -> Division:
+    """What threads do with an image where nothing else is known."""
+    if plan.shares > 1:
+        return Division.BY_ROWS if threads > 1 else Division.ALONE
+    return Division.TOGETHER if plan.macs >= WORTH_DIVIDING else Division.ALONE
+
+
 class RowsRunner:
-    """Runs batches image by image, and the images that are left over by their rows; there is a plan for either."""
+    """Runs batches image by image, and the few images that are left over by their rows; there is a plan for either."""
 
     def __init__(self, whole: NativeRunner, rows: NativeRunner) -> None:
         self.whole, self.rows = whole, rows
+        for runner in (whole, rows):
+            runner.release()
+        self._idle: list[tuple[_Session, _Session]] = []
 
     @property
     def sizes(self) -> Sizes:
@@ -263,15 +285,27 @@ class RowsRunner:
 
     def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Write the output for `x` to `y`."""
-        images = x.shape[0]
-        left = images % self.rows.threads
-        if left == images:
-            self.rows.run(x, y)
-        elif left == 0:
-            self.whole.run(x, y)
-        else:
-            self.whole.run(x[:-left], y[:-left])
-            self.rows.run(x[-left:], y[-left:])
+        images, threads = x.shape[0], self.rows.threads
+        if images == 0:
+            return
+        left = images % threads
+        if 2 * left > threads:  # so many are done sooner at the same time
+            left = 0
+        try:
+            pair = self._idle.pop()
+        except IndexError:
+            session = self.whole.session(x, y)
+            # Threads of another team would spin for the same cores.
+            pair = session, self.rows.session(x, y, session.team)
+        (whole, rows), first = pair, images - left
+        x_at, y_at = x.data_ptr(), y.data_ptr()
+        if first:
+            whole.run(whole.job_address, x_at, y_at, first)
+            x_at += 4 * first * whole.job.x_floats
+            y_at += 4 * first * whole.job.y_floats
+        if left:
+            rows.run(rows.job_address, x_at, y_at, left)
+        self._idle.append(pair)
 
     def profile(self, x: torch.Tensor, y: torch.Tensor, repeat: int) -> Profile:
         """The least time of each operation."""

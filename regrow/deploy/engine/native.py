@@ -119,7 +119,7 @@ class _Any(ctypes.Union):
 class Op(ctypes.Structure):
     """One operation of a plan; `kind` is the position of its structure in the union."""
 
-    _fields_: ClassVar[Fields] = [("kind", c_int32), ("exchange", c_int32), ("as_", _Any)]
+    _fields_: ClassVar[Fields] = [("kind", c_int32), ("exchange", c_int64), ("as_", _Any)]
 
 
 class Borders(ctypes.Structure):
@@ -137,7 +137,7 @@ class Exchange(ctypes.Structure):
 
     _fields_: ClassVar[Fields] = [
         *((name, c_int64) for name in ("borrows", "lends", "lends_tail")),
-        *((name, c_int32) for name in ("above", "below")),
+        *((name, c_int32) for name in ("late_above", "late_below")),
     ]
 
 

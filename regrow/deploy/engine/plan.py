@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from regrow.deploy.engine import native
 from regrow.deploy.engine.arena import arrange
-from regrow.deploy.engine.borders import Borders
+from regrow.deploy.engine.borders import BorderWriter
 from regrow.deploy.engine.operands import Operands
 from regrow.deploy.engine.problems import conv_steps, problem_of
 from regrow.deploy.engine.steps import ConvStep, Schedule
@@ -22,7 +22,7 @@ from regrow.deploy.engine.writer import Label, Walks, Writer
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that the kernels need to run a network on one image."""
+    """Everything that the kernels need to run a network on one image, or on one of several `shares` of its rows."""
 
     ops: ctypes.Array[native.Op]
     constants: NDArray[np.uint8]
@@ -30,6 +30,12 @@ class Plan:
     lanes: int
     labels: tuple[Label, ...]
     tiles: tuple[Tile, ...]
+    shares: int
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates in an image."""
+        return sum(label.macs for label in self.labels)
 
 
 def write_plan(
@@ -48,7 +54,7 @@ def write_plan(
     if tiles is None:
         tiles = [choose(problem_of(step, plan.lanes, threads)) for step in conv_steps(plan)]
     operands = Operands(plan.lanes, arrange(plan), weights)
-    borders = Borders(operands, plan.boxes)
+    borders = BorderWriter(operands, plan.boxes)
     writer = Writer(operands, threads, {} if walks is None else walks, plan.shares, borders)
     remaining = iter(tiles)
     for step in plan.steps:
@@ -60,4 +66,5 @@ def write_plan(
         lanes=plan.lanes,
         labels=tuple(writer.labels),
         tiles=tuple(tiles),
+        shares=plan.shares,
     )

@@ -25,7 +25,8 @@ def share_schedule(graph: Graph, lanes: int, shares: int) -> Schedule | None:
     """What one thread does for its share, or None if the network's images cannot all be divided evenly.
 
     They can if every layer has as many rows as its input, divided by the stride, and if their mean ends them: what
-    follows is for one thread. Images must be wide enough for a row of regions to fill the vectors.
+    follows is for one thread. Images of which rows are exchanged must be wide enough for one row of regions to fill the
+    vectors.
     """
     if not _divisible(graph, shares):
         return None
@@ -46,10 +47,10 @@ def _suits(planes: Planes) -> bool:
 
 
 def _divisible(graph: Graph, shares: int) -> bool:
-    heights = [value.size[0] for node in graph.nodes for value in node.outputs if value.pixels > 1]
+    images = [value for node in graph.nodes for value in node.outputs if value.pixels > 1]
     means = [number for number, node in enumerate(graph.nodes) if isinstance(node, Mean)]
-    if len(means) != 1 or any(height % shares for height in heights):
-        return False
+    if len(means) != 1 or any(image.size[0] % shares or image.pixels == shares for image in images):
+        return False  # a share of one pixel is no image
     before, after = graph.nodes[: means[0] + 1], graph.nodes[means[0] + 1 :]
     return all(_divides(node) for node in before) and _only_features(after)
 

@@ -1,9 +1,9 @@
 /* Runs plans on a team of threads; appended to kernels.c for the engine, and left out of exported files.
  *
  * A batch is divided by images, each on its own arena. The images that are left over, and single images, are divided
- * inside every operation, with a barrier after it, unless the network is so small that this takes longer; or, with a
- * plan that is made for it, by rows: every thread then computes its own share on its own arena, and has to get no more
- * than a few rows from the neighbouring shares. Waiting is spinning for about as long as a layer takes, then sleeping:
+ * inside every operation, with a barrier after it, unless the network is so small that this takes longer. With a plan
+ * that is made for it, all images are divided by rows: every thread computes its own share on its own arena, and has to
+ * get no more than a few rows from the neighbouring shares. Waiting is spinning for about as long as a layer takes, then sleeping:
  * a layer of a small network is done sooner than a sleeping thread wakes up.
  */
 #include <pthread.h>
@@ -11,7 +11,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
-#include <unistd.h>
 
 #if defined(__x86_64__) || defined(__i386__)
 #define RELAX() __builtin_ia32_pause()
@@ -21,11 +20,12 @@
 #define RELAX() ((void)0)
 #endif
 
-/* Who computes an image that is left over: one thread, or all of them, in one of two ways. */
+/* What threads divide: batches only, what is left of a batch too, or the rows of every image. */
 enum division { ALONE, TOGETHER, BY_ROWS };
 
 struct job {
     struct team *team;
+    void (*work)(struct team *, int); /* of the library that knows the job's kernels; a team may serve several */
     const struct op *ops;
     const char *constants;
     char *arenas;
@@ -138,7 +138,7 @@ struct borders {
 /* What an operation needs from the neighbours, and what they need from it: struct borders, or ABSENT. */
 struct exchange {
     int64_t borrows, lends, lends_tail;
-    int32_t above, below; /* rows of a convolution's output at the share's edges that depend on what it borrows */
+    int32_t late_above, late_below; /* rows of a convolution's output that depend on what it borrows */
 };
 
 /* One thread's view of an image that is shared. */
@@ -187,7 +187,7 @@ static void clear_rows(const struct borders *b, const struct frame *f, int row, 
 
 INLINE const struct borders *borders_at(const struct party *p, int64_t at)
 {
-    return (const struct borders *)(p->frame.constants + at);
+    return at == ABSENT ? NULL : (const struct borders *)(p->frame.constants + at);
 }
 
 INLINE int64_t box_for_below(const struct borders *b)
@@ -195,29 +195,26 @@ INLINE int64_t box_for_below(const struct borders *b)
     return b->box + (int64_t)b->channels * b->below * b->cols * VECTOR;
 }
 
-static void lend(const struct party *p, int64_t borders)
+static void lend(const struct party *p, const struct borders *b)
 {
-    const struct borders *b = borders_at(p, borders);
     char *arena = p->frame.arena;
-    if (borders == ABSENT) return;
+    if (b == NULL) return;
     if (!p->first) lend_rows(b, arena, arena + b->box, 0, b->below);
     if (!p->last) lend_rows(b, arena, arena + box_for_below(b), b->rows - b->above, b->above);
 }
 
 /* Beyond the image's edge there is padding. */
-static void pad(const struct party *p, int64_t borders)
+static void pad(const struct party *p, const struct borders *b)
 {
-    const struct borders *b = borders_at(p, borders);
-    if (borders == ABSENT) return;
+    if (b == NULL) return;
     if (p->first) clear_rows(b, &p->frame, -b->above, b->above);
     if (p->last) clear_rows(b, &p->frame, b->rows, b->below);
 }
 
-static void borrow(const struct party *p, int64_t borders)
+static void borrow(const struct party *p, const struct borders *b)
 {
-    const struct borders *b = borders_at(p, borders);
     const char *arena = p->frame.arena;
-    if (borders == ABSENT) return;
+    if (b == NULL) return;
     if (!p->first) borrow_rows(b, &p->frame, arena - p->arena_bytes + box_for_below(b), -b->above, b->above);
     if (!p->last) borrow_rows(b, &p->frame, arena + p->arena_bytes + b->box, b->rows, b->below);
 }
@@ -227,12 +224,13 @@ INLINE int whole_tiles(const struct conv *op, int rows) { return (rows + op->dow
 /* What depends on the neighbours comes last: by then they have what we need. */
 static void conv_share(const struct party *p, const struct conv *op, const struct exchange *e)
 {
-    const int above = p->first ? 0 : whole_tiles(op, e->above), below = p->last ? 0 : whole_tiles(op, e->below);
+    const struct borders *b = borders_at(p, e->borrows);
+    const int above = p->first ? 0 : whole_tiles(op, e->late_above), below = p->last ? 0 : whole_tiles(op, e->late_below);
     const int top = above < op->rows ? above : op->rows, bottom = op->rows - below > top ? op->rows - below : top;
-    pad(p, e->borrows);
+    pad(p, b);
     if (top < bottom) conv_rows(op, &p->frame, top, bottom);
     await(p->team, p->share);
-    borrow(p, e->borrows);
+    borrow(p, b);
     if (top > 0) conv_rows(op, &p->frame, 0, top);
     if (bottom < op->rows) conv_rows(op, &p->frame, bottom, op->rows);
 }
@@ -247,12 +245,12 @@ static void run_shared(const struct party *p, const struct op *op)
         conv_share(p, &op->as.conv, e);
     } else {
         await(p->team, p->share);
-        pad(p, e->borrows);
-        borrow(p, e->borrows);
+        pad(p, borders_at(p, e->borrows));
+        borrow(p, borders_at(p, e->borrows));
         run_op(op, &p->frame);
     }
-    lend(p, e->lends);
-    lend(p, e->lends_tail);
+    lend(p, borders_at(p, e->lends));
+    lend(p, borders_at(p, e->lends_tail));
     pass(p->team, p->share);
 }
 
@@ -330,7 +328,7 @@ static void *serve(void *argument)
             pthread_mutex_unlock(&team->mutex);
         }
         if (team->job == NULL) return NULL;
-        work(team, member.part);
+        team->job->work(team, member.part);
         barrier(team, member.part);
     }
 }
@@ -357,8 +355,9 @@ void regrow_team_free(struct team *team)
     free(team);
 }
 
-/* A team of `size` threads, of which the caller is one; smaller if the system does not give as many. */
-struct team *regrow_team_new(int size)
+/* A team of `size` threads, of which the caller is one; smaller if the system does not give as many. With fewer `cores`
+ * than threads somebody else surely waits for one. */
+struct team *regrow_team_new(int size, int cores)
 {
     struct team *team = calloc(1, sizeof *team);
     if (team == NULL) return NULL;
@@ -370,7 +369,7 @@ struct team *regrow_team_new(int size)
         free(team);
         return NULL;
     }
-    team->patience = size > sysconf(_SC_NPROCESSORS_ONLN) ? 100 : 20000;
+    team->patience = size > cores ? 100 : 20000;
     for (int i = 0; i < size; i++) atomic_init(&team->places[i].passed, 0);
     pthread_mutex_init(&team->mutex, NULL);
     pthread_cond_init(&team->wake, NULL);
@@ -392,7 +391,7 @@ int regrow_team_size(const struct team *team) { return team->size; }
 void regrow_run(struct job *job, const float *x, float *y, int images)
 {
     struct team *team = job->team;
-    job->x = x, job->y = y, job->images = images;
+    job->x = x, job->y = y, job->images = images, job->work = work;
     if (team->size == 1 || (images == 1 && job->divide == ALONE)) { /* nobody else has anything to do */
         team->job = job;
         work(team, 0);

@@ -15,7 +15,7 @@ import torch
 from regrow.deploy.container import write_atomically
 from regrow.deploy.engine.build import Library, cache_folder
 from regrow.deploy.engine.fitted import separate_halos
-from regrow.deploy.engine.model import Division, NativeRunner
+from regrow.deploy.engine.model import Division, NativeRunner, usual_division
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.problems import conv_steps, problem_of
 from regrow.deploy.engine.steps import Schedule
@@ -162,7 +162,7 @@ class _Tuner:
 def _division(plan: Schedule, library: Library, shapes: Shapes, tiles: Sequence[Tile], threads: int) -> Division:
     """Whether an image is done sooner by all threads than by one; measured, unless it is large enough anyway."""
     written = write_plan(plan, tiles, threads=threads)
-    if NativeRunner(library, written, threads=threads).divide is Division.TOGETHER:
+    if usual_division(written, threads) is Division.TOGETHER:
         return Division.TOGETHER
     together, alone = (
         NativeRunner(library, written, threads=threads, divide=divide) for divide in (Division.TOGETHER, Division.ALONE)
@@ -172,7 +172,7 @@ def _division(plan: Schedule, library: Library, shapes: Shapes, tiles: Sequence[
 
 def rows_pay(rows: NativeRunner, whole: NativeRunner, shapes: Shapes) -> bool:
     """Whether an image is done sooner if threads have shares of its rows: as measured earlier, or else now."""
-    identity = f"{rows.library.key}{whole.library.key}{rows.macs}{rows.threads}"
+    identity = f"{rows.library.key}{whole.library.key}{rows.plan.macs}{rows.threads}{whole.divide}"
     path = cache_folder() / f"rows-{hashlib.sha256(identity.encode()).hexdigest()[:20]}.json"
     try:
         return bool(json.loads(path.read_text())["pays"])

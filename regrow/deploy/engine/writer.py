@@ -10,7 +10,7 @@ import torch
 
 from regrow.deploy.engine import native
 from regrow.deploy.engine.arena import buffer_bytes
-from regrow.deploy.engine.borders import Borders
+from regrow.deploy.engine.borders import BorderWriter
 from regrow.deploy.engine.graph import Activation, Affine, Binary, Linear, Pool, macs, pool_weights
 from regrow.deploy.engine.layout import Planes, halo_sides, runs_of
 from regrow.deploy.engine.operands import Operands
@@ -59,7 +59,7 @@ class Writer:
     threads: int
     walks: Walks
     shares: int
-    borders: Borders
+    borders: BorderWriter
     ops: list[native.Op] = field(default_factory=list)
     labels: list[Label] = field(default_factory=list)
     scratch: int = 0
@@ -72,7 +72,9 @@ class Writer:
         elif isinstance(step, GatherStep):
             self._add(self._gather(step), step, "move")
         elif isinstance(step, HaloStep):
-            self._add(self._halo(step), step, "halo")
+            halo = self._halo(step)
+            if halo.above or halo.below or halo.left or halo.right:
+                self._add(halo, step, "halo")
         elif isinstance(step, PoolStep):
             self._add(self._pool(step), step, "pool")
         elif isinstance(step, MeanStep):
