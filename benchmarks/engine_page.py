@@ -51,6 +51,7 @@ def facts(rows: Rows) -> str:
         told.append(f"Building the kernels takes {built:.0f} s once, and tuning a network up to {tuned:.0f} s once.")
     if parts["threads"]:
         told.append(f"Two threads bring a factor of {'; '.join(_gains(parts['threads']))}. The aim is 1.7.")
+        told += _most(parts["threads"])
     told += [
         f"A trained mask of {row['network']} at {row['sparsity']:.1%} runs at {row['GMAC/s']:.0f} GMAC/s, a synthetic "
         f"one with as many multiply-accumulates at {row['synthetic GMAC/s']:.0f}."
@@ -66,6 +67,16 @@ def _gains(rows: Rows) -> list[str]:
         gain = f"{row['two threads']:.2f} at {row['sparsity']:.0%}"
         gains.setdefault((row["network"], row["batch"]), []).append(gain)
     return [f"{', '.join(each)} ({network}, batch {batch})" for (network, batch), each in gains.items()]
+
+
+def _most(rows: Rows) -> list[str]:
+    """What a second thread could bring if threads that share an image had nothing to exchange."""
+    most = [
+        f"{row['engine ms'] / row['share alone ms']:.2f} ({row['network']}, {row['sparsity']:.0%})"
+        for row in rows
+        if row["two threads"] < row["bar"] and "share alone ms" in row
+    ]
+    return [f"A thread's share alone, with nothing to wait for, would bring {', '.join(most)}."] if most else []
 
 
 def machine(limits: Rows) -> str:
