@@ -40,7 +40,8 @@ from regrow.deploy.engine.build import load_library
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.compiler import native_runner
 from regrow.deploy.engine.fuse import fuse
-from regrow.deploy.engine.model import CompiledModel, NativeRunner, RowsRunner
+from regrow.deploy.engine.model import CompiledModel
+from regrow.deploy.engine.runners import NativeRunner, RowsRunner
 from regrow.models import Network, build
 
 SIZES = {"resnet20": 32, "wrn28-2": 32, "resnet50": 224}

@@ -21,9 +21,9 @@ from regrow.deploy.engine.build import Kernels, load_library
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.compiler import native_runner
 from regrow.deploy.engine.fuse import fuse
-from regrow.deploy.engine.model import Division, NativeRunner
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.problems import conv_steps, problem_of
+from regrow.deploy.engine.runners import Division, NativeRunner
 from regrow.deploy.engine.schedule import schedule
 from regrow.deploy.engine.tiles import candidates
 from regrow.models import build

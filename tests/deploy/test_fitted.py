@@ -16,9 +16,9 @@ from regrow.deploy.engine.build import Kernels, NoCompilerError, fit_library, lo
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.fitted import CONV, HALO, fitted, separate_halos
 from regrow.deploy.engine.fuse import fuse
-from regrow.deploy.engine.model import Division, NativeRunner
 from regrow.deploy.engine.plan import Plan, write_plan
 from regrow.deploy.engine.problems import conv_steps, problem_of, region_of
+from regrow.deploy.engine.runners import Division, NativeRunner
 from regrow.deploy.engine.schedule import schedule
 from regrow.deploy.engine.tiles import candidates
 from regrow.models import build

@@ -16,9 +16,9 @@ from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.compiler import native_runner
 from regrow.deploy.engine.fitted import fitted
 from regrow.deploy.engine.fuse import fuse
-from regrow.deploy.engine.model import NativeRunner, RowsRunner
 from regrow.deploy.engine.plan import Plan, write_plan
 from regrow.deploy.engine.problems import conv_steps, problem_of
+from regrow.deploy.engine.runners import NativeRunner, RowsRunner
 from regrow.deploy.engine.shares import share_schedule
 from regrow.deploy.engine.steps import Schedule
 from regrow.deploy.engine.tiles import candidates

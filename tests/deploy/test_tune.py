@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regrow.deploy.engine import tune
-from regrow.deploy.engine.model import NativeRunner
+from regrow.deploy.engine.runners import NativeRunner
 from regrow.deploy.engine.tiles import Tile
 from regrow.deploy.engine.tune import FINALISTS, REMATCHES, TURNS, dealt, ranked
 

@@ -12,8 +12,9 @@ from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.fitted import fitted
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.graph import Graph
-from regrow.deploy.engine.model import CompiledModel, FallbackRunner, NativeRunner, RowsRunner, Runner
+from regrow.deploy.engine.model import CompiledModel, Runner
 from regrow.deploy.engine.plan import write_plan
+from regrow.deploy.engine.runners import FallbackRunner, NativeRunner, RowsRunner
 from regrow.deploy.engine.schedule import schedule
 from regrow.deploy.engine.shares import share_schedule
 from regrow.deploy.engine.shortcuts import join_shortcuts

@@ -15,9 +15,9 @@ import torch
 from regrow.deploy.container import write_atomically
 from regrow.deploy.engine.build import Library, cache_folder
 from regrow.deploy.engine.fitted import separate_halos
-from regrow.deploy.engine.model import Division, NativeRunner, usual_division
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.problems import conv_steps, problem_of
+from regrow.deploy.engine.runners import Division, NativeRunner, usual_division
 from regrow.deploy.engine.steps import Schedule
 from regrow.deploy.engine.tiles import Problem, Tile, candidates
 from regrow.deploy.engine.writer import Walks
