@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regrow.commands.table import call
-from regrow.deploy.bench.compare import Comparison, compare
+from regrow.deploy.bench.compare import Comparison, _peak, compare
 from regrow.deploy.bench.deepsparse import DeepSparse
 from regrow.deploy.bench.synthetic import densities, prune_synthetically
 from regrow.deploy.bench.turns import fastest
-from regrow.deploy.engine.build import load_library
+from regrow.deploy.engine.build import Library, load_library
 from regrow.deploy.engine.model import LayerTime, Profile
 from regrow.models import build
 from regrow.train.config import RecipeError
@@ -66,7 +66,6 @@ MEASURED = Comparison(
     seconds={"regrow": 0.001, "torch": 0.009, "openvino": 0.004, "deepsparse": 0.002},
     missing=("onnxruntime",),
     batch=2,
-    threads=1,
     weights=1000,
     nonzeros=100,
     packed_bytes=500,
@@ -102,6 +101,11 @@ def test_a_comparison_shows_times_sizes_and_the_share_of_the_peak() -> None:
 
 def test_the_peak_is_more_than_a_convolution_reaches() -> None:
     assert load_library().peak() > 1e8
+
+
+def test_two_threads_can_do_twice_as_much_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Library, "peak", lambda _: 3e9)
+    assert [_peak(threads) for threads in (1, 2)] == [3e9, 6e9]
 
 
 @pytest.mark.parametrize(

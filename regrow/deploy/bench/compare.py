@@ -31,12 +31,11 @@ class Comparison:
     seconds: dict[str, float]
     missing: tuple[str, ...]
     batch: int
-    threads: int
     weights: int
     nonzeros: int
     packed_bytes: int
     profile: Profile
-    peak: float | None
+    peak: float | None  # of all threads, in multiply-accumulates per second
 
     @property
     def sparsity(self) -> float:
@@ -74,7 +73,7 @@ class Comparison:
         work = f"Multiply-accumulates with weights that are not zero: {count} M an image"
         if self.peak is None:
             return f"{size}\n{work}."
-        return f"{size}\n{work}, {speed / 1e9:.1f} G/s: {speed / self.peak / self.threads:.0%} of this machine's peak."
+        return f"{size}\n{work}, {speed / 1e9:.1f} G/s: {speed / self.peak:.0%} of this machine's peak."
 
     def verdict(self) -> str:
         """Whether sparsity makes this model faster here, in one sentence."""
@@ -124,19 +123,19 @@ def compare(
                 seconds=fastest(contenders, seconds),
                 missing=tuple(missing),
                 batch=len(x),
-                threads=threads,
                 weights=sum(weight.numel() for weight in weights),
                 nonzeros=sum(int(weight.count_nonzero()) for weight in weights),
                 packed_bytes=(folder / "model.regrow").stat().st_size,
                 profile=compiled.profile(),
-                peak=_peak(),
+                peak=_peak(threads),
             )
     finally:
         torch.set_num_threads(before)
 
 
-def _peak() -> float | None:
+def _peak(threads: int) -> float | None:
+    """Multiply-accumulates per second that so many threads can do at most."""
     try:
-        return load_library().peak()
+        return threads * load_library().peak()
     except NoCompilerError:
         return None
