@@ -14,6 +14,7 @@ from regrow.data.draws import Indices
 from regrow.data.encoded import Files, Reader, Shards
 from regrow.data.errors import DataError, broken, require
 from regrow.data.stream import ImageStream
+from regrow.host.cores import cores
 
 _IMAGES = (".jpeg", ".jpg", ".png")
 
@@ -21,7 +22,7 @@ _IMAGES = (".jpeg", ".jpg", ".png")
 def load(info: Info, split: str, *, root: Path | str | None, workers: int | None) -> ImageStream:
     """Return the training images, or as "test" the validation images, whose labels are the public ones."""
     parts = ("train",) if split == "train" else ("validation", "val")
-    workers = min(8, _cores()) if workers is None else workers
+    workers = min(8, cores()) if workers is None else workers
     if workers < 0:
         raise ValueError(f"workers must be 0 (decode in this process) or more, got {workers}")
     searched = files.folders(info.name, root)
@@ -33,11 +34,6 @@ def load(info: Info, split: str, *, root: Path | str | None, workers: int | None
             if (folder / part).is_dir():
                 return _from_folders(info, folder / part, workers)
     raise files.missing(info, searched)
-
-
-def _cores() -> int:
-    """Return the number of cores that this process may use, which in a container is fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _from_shards(info: Info, shards: list[Path], workers: int) -> ImageStream:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from regrow.data.draws import Indices
 from regrow.data.errors import DataError, broken, require
 from regrow.data.files import Bytes, cached
 from regrow.data.images import ImageSet
+from regrow.host.cores import cores
 
 # A row number and the bytes there.
 Image = tuple[int, bytes | None]
@@ -121,7 +121,7 @@ def decode(encoded: bytes | None, channels: int) -> Any:
 def _decode_all(info: Info, files: Sequence[Path], counts: Sequence[int]) -> Bytes:
     """Decode on all cores; Pillow lets go of the interpreter while it works."""
     images = np.empty((sum(counts), info.channels, info.size, info.size), dtype=np.uint8)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         first = 0
         for path, count in zip(files, counts, strict=True):
             chunks = _encoded(info, path, count)

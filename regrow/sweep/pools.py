@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from regrow.host.cores import cores
 from regrow.sweep.job import Job, Outcome
 from regrow.train.config import RecipeError
 
@@ -77,4 +77,4 @@ def check_place(on: str) -> None:
 def _processes(jobs: Sequence[Job], resources: Resources) -> int:
     """Return how many runs this machine's processors have room for."""
     threads = max(job.recipe.threads or resources.cpus for job in jobs)
-    return max(1, len(os.sched_getaffinity(0)) // threads)
+    return max(1, cores() // threads)

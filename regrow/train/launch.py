@@ -12,6 +12,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from regrow.host.cores import cores
 from regrow.train.world import ProcessesDiedError
 
 
@@ -22,7 +23,7 @@ def launch(work: Callable[..., int], arguments: tuple[Any, ...], *, nproc: int, 
     SIGINT or SIGTERM is passed on, and the processes have half a minute to save.
     """
     # As many threads as there are cores in all: otherwise every process would take them all.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // nproc, 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores() // nproc, 1)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
     config = LaunchConfig(
         min_nodes=1,

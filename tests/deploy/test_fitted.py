@@ -189,7 +189,7 @@ def test_kernels_are_the_same_however_many_compilers_build_them(
 def test_every_kernel_is_built_in_one_place_and_known_in_all() -> None:
     kernels = Kernels(((1, 1, 1, 1), (1, 1, 2, 1), (2, 1, 1, 1)), ("{a}", "{b}"), ("h",))
     first, second = (kernels.definitions(unit, 2).splitlines() for unit in range(2))
-    assert first[:2] == ["#define TILES(T) T(1, 1, 1, 1) T(2, 1, 1, 1)", "#define FITTED(T) T(2, {b})"]
-    assert first[3:] == ["#define TILES_ELSEWHERE(T) T(1, 1, 2, 1)", "#define FITTED_ELSEWHERE(T) T(1)"]
-    assert second[:2] == ["#define TILES(T) T(1, 1, 2, 1)", "#define FITTED(T) T(1, {a})"]
-    assert second[3:] == ["#define TILES_ELSEWHERE(T) T(1, 1, 1, 1) T(2, 1, 1, 1)", "#define FITTED_ELSEWHERE(T) T(2)"]
+    assert first[:2] == ["#define TILES(T) T(1, 1, 1, 1) T(2, 1, 1, 1)", "#define FITTED(F) F(2, {b})"]
+    assert first[3:] == ["#define TILES_ELSEWHERE(T) T(1, 1, 2, 1)", "#define FITTED_ELSEWHERE(F) F(1)"]
+    assert second[:2] == ["#define TILES(T) T(1, 1, 2, 1)", "#define FITTED(F) F(1, {a})"]
+    assert second[3:] == ["#define TILES_ELSEWHERE(T) T(1, 1, 1, 1) T(2, 1, 1, 1)", "#define FITTED_ELSEWHERE(F) F(2)"]

@@ -19,6 +19,7 @@ from regrow.deploy.container import write_atomically
 from regrow.deploy.engine import native
 from regrow.deploy.engine.layout import side_bytes
 from regrow.deploy.engine.tiles import SHAPES, Shape
+from regrow.host.cores import cores
 
 COMPILERS = ("gcc", "clang", "cc")
 
@@ -62,14 +63,14 @@ class Kernels:
         """The lists that kernels.c asks for, with one in `units` kernels in this unit, and the others elsewhere."""
         tiles, forms = list(enumerate(self.tiles)), list(enumerate(self.forms, 1))
         lists = {
-            "TILES": [f"T{shape}" for number, shape in tiles if number % units == unit],
-            "FITTED": [f"T({number}, {form})" for number, form in forms if number % units == unit],
-            "HALOS": [f"T({number}, {halo})" for number, halo in enumerate(self.halos, 1)],
+            "TILES(T)": [f"T{shape}" for number, shape in tiles if number % units == unit],
+            "FITTED(F)": [f"F({number}, {form})" for number, form in forms if number % units == unit],
+            "HALOS(H)": [f"H({number}, {halo})" for number, halo in enumerate(self.halos, 1)],
         }
         if units > 1:
-            lists["TILES_ELSEWHERE"] = [f"T{shape}" for number, shape in tiles if number % units != unit]
-            lists["FITTED_ELSEWHERE"] = [f"T({number})" for number, _ in forms if number % units != unit]
-        return "\n".join(f"#define {name}(T) {' '.join(items)}" for name, items in lists.items())
+            lists["TILES_ELSEWHERE(T)"] = [f"T{shape}" for number, shape in tiles if number % units != unit]
+            lists["FITTED_ELSEWHERE(F)"] = [f"F({number})" for number, _ in forms if number % units != unit]
+        return "\n".join(f"#define {name} {' '.join(items)}" for name, items in lists.items())
 
 
 @dataclass(frozen=True)
@@ -163,11 +164,6 @@ def _load(compiler: str, flags: tuple[str, ...], folder: str, kernels: Kernels) 
     if sizes != [*expected, side_bytes(handle.regrow_lanes())]:
         raise NoCompilerError(f"{path} does not match this version of regrow; delete it.")
     return Library(handle, handle.regrow_lanes(), key, compiler, flags)
-
-
-def cores() -> int:
-    """How many of the machine's processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _units(kernels: Kernels) -> int:

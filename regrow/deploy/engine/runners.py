@@ -11,12 +11,13 @@ from math import prod
 import numpy as np
 import torch
 
-from regrow.deploy.engine.build import Job, Library, cores
+from regrow.deploy.engine.build import Job, Library
 from regrow.deploy.engine.graph import Graph, macs
 from regrow.deploy.engine.memory import Block, allocate
 from regrow.deploy.engine.model import LayerTime, Profile, Sizes
 from regrow.deploy.engine.plan import Plan
 from regrow.deploy.engine.reference import TorchRunner, Values
+from regrow.host.cores import cores
 
 WORTH_DIVIDING = 50_000_000
 """Multiply-accumulates in an image from which it pays to bring threads together after every layer."""
