@@ -136,7 +136,7 @@ def _source(name: str, header: str, plan: Plan, shapes: list[Shape], bits: int) 
             "",
             f"void {name}(const float *x, float *y)",
             "{",
-            "    const struct frame f = {(const char *)constants, arena, x, y, 0, 1, 0};",
+            "    const struct frame f = {(const char *)constants, arena, x, y, 0, 1, 0, 1};",
             "    for (size_t i = 0; i < sizeof plan / sizeof *plan; i += run_next(plan + i, &f)) continue;",
             "}",
             "",

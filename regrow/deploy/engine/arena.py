@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from regrow.deploy.engine.steps import Buffer, ConvStep, HaloStep, PointwiseStep, Schedule, Step
+from regrow.deploy.engine.steps import Buffer, ConvStep, PointwiseStep, Schedule, Step
 
 ALIGNMENT = 64
 
@@ -26,12 +26,9 @@ def buffer_bytes(buffer: Buffer, lanes: int) -> int:
 
 
 def arrange(plan: Schedule) -> Arena:
-    """First fit, in running order: a buffer is free again after the last step that touches it, or after its chain.
-
-    A box is free again a step later: a neighbour may still be reading from it.
-    """
+    """First fit, in running order: a buffer is free again after the last step that touches it, or after its chain."""
     last = _last_touches(plan.steps)
-    last |= {box: _next_operation(plan.steps, last[image]) for image, box in plan.boxes.items()}
+    last |= {box: last[image] for image, box in plan.boxes.items()}
     offsets: dict[Buffer, int] = {}
     alive: dict[Buffer, tuple[int, int]] = {}
     top = chain_end = 0
@@ -58,12 +55,6 @@ def arrange(plan: Schedule) -> Arena:
 
 def _last_touches(steps: Sequence[Step]) -> dict[Buffer, int]:
     return {buffer.whole: position for position, step in enumerate(steps) for buffer in (*step.reads, *step.writes)}
-
-
-def _next_operation(steps: Sequence[Step], position: int) -> int:
-    """The next step that surely is an operation of its own: a halo may be written along."""
-    after = (place for place in range(position + 1, len(steps)) if not isinstance(steps[place], HaloStep))
-    return next(after, len(steps))
 
 
 def _inherited(step: Step, out: Buffer, dying: set[Buffer]) -> Buffer | None:

@@ -37,7 +37,7 @@ class BorderWriter:
 
     def exchange(self, step: Step) -> int:
         """Where among the constants `struct exchange` of a step is; ABSENT if it has none."""
-        reach, stride = self._reach(step)
+        reach = _reach(step)
         borrows = self._borders(step.reads[0]) if reach.top or reach.bottom else native.ABSENT
         tail = step.tail if isinstance(step, ConvStep) else None
         own = () if isinstance(step, HaloStep) else (buffer for buffer in step.writes if buffer is not tail)
@@ -45,17 +45,15 @@ class BorderWriter:
         lends_tail = native.ABSENT if tail is None else self._borders(tail)
         if {borrows, *lends, lends_tail} == {native.ABSENT}:
             return native.ABSENT
-        above, below = (-(-rows // stride) if borrows != native.ABSENT else 0 for rows in (reach.top, reach.bottom))
-        return self._put(native.Exchange(borrows, lends[0], lends_tail, above, below))
+        halos = [image.planes.halo for image in step.writes if image in self.boxes and image.planes is not None]
+        lent_above = max((halo.bottom for halo in halos), default=0)
+        lent_below = max((halo.top for halo in halos), default=0)
+        return self._put(native.Exchange(borrows, lends[0], lends_tail, lent_above, lent_below))
 
-    def _reach(self, step: Step) -> tuple[Halo, int]:
-        """How far the windows of a step reach, and how many rows they are apart."""
-        node = step.node
-        if isinstance(step, ConvStep) and isinstance(node, Conv):
-            return window_halo(node), step.stride[0]
-        if isinstance(step, PoolStep) and isinstance(node, Pool):
-            return window_halo(node), node.stride[0]
-        return Halo(), 1
+    def box(self, image: Buffer | None) -> int:
+        """Where in the arena the rows of an image lie that others need."""
+        found = None if image is None else self.boxes.get(image)
+        return native.ABSENT if found is None else self.operands.at(found)
 
     def _borders(self, image: Buffer) -> int:
         if image not in self.boxes or image.planes is None:
@@ -64,7 +62,7 @@ class BorderWriter:
         return self._put(
             native.Borders(
                 image=self.operands.planes(image),
-                box=self.operands.at(self.boxes[image]),
+                box=self.box(image),
                 sides=self.operands.constants.put(halo_sides(image.planes)[halo.top + halo.bottom :]),
                 above=halo.top,
                 below=halo.bottom,
@@ -78,3 +76,9 @@ class BorderWriter:
 
     def _put(self, structure: ctypes.Structure) -> int:
         return self.operands.constants.put(np.frombuffer(bytes(structure), np.uint8))
+
+
+def _reach(step: Step) -> Halo:
+    """How far the windows of a step reach."""
+    node = step.node
+    return window_halo(node) if isinstance(step, ConvStep | PoolStep) and isinstance(node, Conv | Pool) else Halo()

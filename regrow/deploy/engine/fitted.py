@@ -26,8 +26,11 @@ CONV, HALO = native.KINDS[native.Conv][0], native.KINDS[native.Halo][0]
 MOST_SIDES = 8
 """A wider halo moves so much that knowing the distances no longer matters."""
 
-_PLACES = ("entries", "starts", "bases", "order", "parts", "groups", "bias", "step", "scale", "shift", "scratch")
-_DRIVEN = ("share_channels", "followers", "band", "kernel")
+_PLACES = (
+    *("entries", "starts", "bases", "order", "parts", "groups", "bias", "step", "scale", "shift"),
+    *("scratch", "box", "tail_box"),
+)
+_DRIVEN = ("share_channels", "followers", "band", "kernel", "lends")
 """What only the loops around the kernels read."""
 
 
@@ -45,6 +48,7 @@ def fitted(plan: Plan) -> tuple[Plan, Kernels]:
             written |= edges.keys()
             shapes |= _remaining(conv)
             conv.kernel = forms.setdefault(_form(conv, edges.values()), len(forms) + 1)
+            conv.lends = len(edges) == sum(box != native.ABSENT for box in (conv.box, conv.tail_box))
         elif op.kind == HALO and number not in written:
             sides = _sides(op.as_.halo, plan)
             if 0 < len(sides) <= MOST_SIDES:
@@ -100,7 +104,7 @@ def _edges(number: int, ops: list[native.Op], plan: Plan) -> dict[int, str]:
         return {}
     found = {}
     for after, halo in _halos_after(number, ops):
-        if max(halo.above, halo.below, halo.left, halo.right) > 1:
+        if max(halo.above, halo.below, halo.left, halo.right, halo.borrows_above, halo.borrows_below) > 1:
             continue
         for place, planes in enumerate((conv.out, conv.tail)):
             if planes.at == halo.image.at and halo.channels == conv.channels:
@@ -116,7 +120,8 @@ def _halos_after(number: int, ops: list[native.Op]) -> Iterator[tuple[int, nativ
 def _edge_list(halo: native.Halo, plan: Plan) -> str:
     sides = iter(_sides(halo, plan))
     names = (name for name in ("above", "below", "left", "right") if getattr(halo, name))
-    return "{" + ", ".join(f".{name} = {next(sides)}" for name in names) + "}"
+    borrowed = (f".{name} = {getattr(halo, name)}" for name in ("borrows_above", "borrows_below"))
+    return "{" + ", ".join((*(f".{name} = {next(sides)}" for name in names), *borrowed)) + "}"
 
 
 def _sides(halo: native.Halo, plan: Plan) -> list[str]:

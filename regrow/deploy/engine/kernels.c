@@ -109,6 +109,7 @@ struct conv {
     int64_t scale, shift;           /* float per output channel, of the tail */
     int64_t mask;                   /* ivec per pixel vector, if the regions are larger than the image */
     int64_t scratch;                /* in the arena: partial sums between blocks of input channels */
+    int64_t box, tail_box;          /* in the arena: rows of the output that threads with other shares need, or ABSENT */
     int32_t rows, cols;             /* of the output's region */
     int32_t channels;               /* of the output */
     int32_t groups, blocks;         /* of output channels; of input channels */
@@ -120,6 +121,8 @@ struct conv {
     int32_t prefetch;       /* whether the output is too large to be in the cache */
     int32_t downwards;      /* whether a tile shares most of its input with the one below, not with the one beside */
     int32_t kernel;         /* the number of the one for layers of this form, or 0: one for any layer */
+    int32_t lends;          /* whether that kernel fills the boxes */
+    int32_t unused;
     struct activate act, tail_act;
 };
 
@@ -148,13 +151,15 @@ struct halo {
     struct planes image;
     int64_t sides;                      /* struct side: the rows above and below, the columns left and right */
     int32_t above, below, left, right;  /* how many */
+    int32_t borrows_above, borrows_below; /* rows that are no sides: they come from other threads' shares of the image */
     int32_t channels;
     int32_t kernel; /* the number of the one for these sides, or 0: one for any */
 };
 
-/* A halo of one cell at most, on the sides that have cells. */
+/* A halo of one cell at most, on the sides that have cells, and of what is borrowed. */
 struct edges {
     struct side above, below, left, right;
+    int32_t borrows_above, borrows_below;
 };
 
 struct pool {
@@ -213,7 +218,7 @@ struct frame {
     const float *x;
     float *y;
     int part, parts;
-    int rows_share;
+    int rows_share, rows_shares;
 };
 
 INLINE char *locate(const struct frame *f, int64_t at)
@@ -437,10 +442,11 @@ struct tile {
     const struct conv *op;
     const float *bias, *step, *scale, *shift;
     const char *in, *residual, *mask;
-    char *out, *tail, *scratch;
+    char *out, *tail, *scratch, *box, *tail_box;
     vec *spare; /* for sums that have to leave the registers */
     const struct edges *edges; /* of the output and of the tail that are written along, or NULL */
     int row;
+    int topmost, lowest; /* whether nobody has the rows above or below our share */
 };
 
 #define CELL(p, i, row) ((p) + (i) / across * (int64_t)(row) + (i) % across * VECTOR)
@@ -563,16 +569,51 @@ INLINE void store_edges(const vec *sums, char *out, int64_t distance, const stru
         store_edge_row(sums + (down - 1) * across, out - (row + 1) * distance, &edges->above, edges, across);
 }
 
-INLINE void store_sums(const vec *sums, const struct tile *t, char *to, const struct planes *planes,
-                       const struct edges *edges, const struct conv *op, const int32_t *channels, const int together,
-                       const int down, const int across)
+/* A row of the halo beyond the image, with its corners. */
+INLINE void clear_edge_row(char *to, const struct edges *edges, const int across)
 {
+    EACH(c, across) store(to + c * VECTOR, splat(0));
+    if (edges->left.cells) store(to - VECTOR, splat(0));
+    if (edges->right.cells) store(to + across * VECTOR, splat(0));
+}
+
+/* The first and the last row of our share of an image: where a neighbouring share borrows it, it goes into the box, rows
+ * for the one above before those for the one below; where there is no neighbour, what we would borrow is zero. */
+INLINE void store_borders(const vec *sums, const struct tile *t, const struct conv *op, char *out, int64_t distance,
+                          const struct edges *edges, char *box, const int down, const int across)
+{
+    const int for_above = edges->borrows_below, for_below = edges->borrows_above;
+    if (t->row == 0) {
+        if (t->topmost && edges->borrows_above) clear_edge_row(out - distance, edges, across);
+        if (!t->topmost && for_above) {
+            EACH(c, across) store(box + c * VECTOR, sums[c]);
+        }
+    }
+    if (t->row + down == op->rows) {
+        if (t->lowest && edges->borrows_below) clear_edge_row(out + down * distance, edges, across);
+        if (!t->lowest && for_below) {
+            box += for_above * op->channels * across * VECTOR;
+            EACH(c, across) store(box + c * VECTOR, sums[(down - 1) * across + c]);
+        }
+    }
+}
+
+/* Stores the output, or the tail. */
+INLINE void store_sums(const vec *sums, const struct tile *t, const struct conv *op, const int tail,
+                       const int32_t *channels, const int together, const int down, const int across)
+{
+    const struct planes *planes = tail ? &op->tail : &op->out;
+    const struct edges *edges = t->edges ? t->edges + tail : NULL;
     const int64_t pitch = planes->pitch, row = planes->row;
     EACH(m, together) {
         const vec *own = sums + m * down * across;
-        char *out = to + channels[m] * pitch;
+        char *out = (tail ? t->tail : t->out) + channels[m] * pitch;
         EACH(i, down * across) store(CELL(out, i, row), own[i]);
         if (edges) store_edges(own, out, row, edges, t->row, op->rows, down, across);
+        if (edges && (edges->borrows_above || edges->borrows_below)) {
+            char *box = (tail ? t->tail_box : t->box) + channels[m] * across * VECTOR;
+            store_borders(own, t, op, out, row, edges, box, down, across);
+        }
     }
 }
 
@@ -586,8 +627,7 @@ INLINE void finish(vec *sums, const struct tile *t, const struct conv *op, const
         EACH(i, together * n) sums[i] = relu(sums[i]);
     }
     mask_sums(sums, t, op, together, down, across);
-    if (op->out.at != ABSENT)
-        store_sums(sums, t, t->out, &op->out, t->edges, op, channels, together, down, across);
+    if (op->out.at != ABSENT) store_sums(sums, t, op, 0, channels, together, down, across);
     if (op->tail.at != ABSENT) {
         EACH(m, together) {
             EACH(i, n) sums[m * n + i] = sums[m * n + i] * t->scale[channels[m]] + t->shift[channels[m]];
@@ -596,7 +636,7 @@ INLINE void finish(vec *sums, const struct tile *t, const struct conv *op, const
             EACH(i, together * n) sums[i] = relu(sums[i]);
         }
         mask_sums(sums, t, op, together, down, across);
-        store_sums(sums, t, t->tail, &op->tail, t->edges ? t->edges + 1 : NULL, op, channels, together, down, across);
+        store_sums(sums, t, op, 1, channels, together, down, across);
     }
 }
 
@@ -671,6 +711,10 @@ INLINE struct tile tile_at(const struct conv *op, const struct frame *f, int row
     t.out = f->arena + op->out.at + (int64_t)row * op->out.row + x;
     t.tail = f->arena + op->tail.at + (int64_t)row * op->tail.row + x;
     t.scratch = f->arena + op->scratch + f->part * scratch_size;
+    t.box = f->arena + op->box;
+    t.tail_box = f->arena + op->tail_box;
+    t.topmost = f->rows_share == 0;
+    t.lowest = f->rows_share + 1 == f->rows_shares;
     return t;
 }
 
@@ -701,6 +745,8 @@ INLINE void conv_channels(const struct tile *given, const struct conv *op, const
     t.tail += channel * (int64_t)op->tail.pitch;
     t.residual += channel * (int64_t)op->residual.pitch;
     t.scratch += channel * (int64_t)n * VECTOR;
+    t.box += channel * across * VECTOR;
+    t.tail_box += channel * across * VECTOR;
     OPAQUE(t.in);
     for (const int32_t *start = b->starts, *end = start + b->groups; start != end;) {
         const struct entry *stop = b->entries + *++start, *fours = end_of_fours(e, stop, 1);
@@ -729,6 +775,8 @@ INLINE void conv_channels(const struct tile *given, const struct conv *op, const
         t.tail += op->tail.pitch;
         t.residual += op->residual.pitch;
         t.scratch += n * VECTOR;
+        t.box += across * VECTOR;
+        t.tail_box += across * VECTOR;
         e = stop;
     }
 }
@@ -882,6 +930,7 @@ INLINE void conv_fitted(const struct form *form, const struct conv *given, const
     op.entries = given->entries, op.starts = given->starts, op.bases = given->bases, op.order = given->order;
     op.bias = given->bias, op.step = given->step, op.scale = given->scale, op.shift = given->shift;
     op.scratch = given->scratch, op.groups = given->groups;
+    op.box = given->box, op.tail_box = given->tail_box;
     if (op.mask != ABSENT) op.mask = given->mask;
     a.tiles_across = form->op.cols / form->op.across; /* a constant; how many are below each other depends on the band */
     conv_tiles(&op, form->writes_edges ? form->edges : NULL, f, &a, 1, form->op.together, form->op.down,

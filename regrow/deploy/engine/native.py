@@ -30,10 +30,10 @@ class Conv(ctypes.Structure):
         *((name, Planes) for name in ("in_", "out", "residual", "tail")),
         *((name, c_int64) for name in ("entries", "starts", "bases", "order", "parts")),
         *((name, c_int64) for name in ("bias", "step", "scale", "shift", "mask")),
-        ("scratch", c_int64),
+        *((name, c_int64) for name in ("scratch", "box", "tail_box")),
         *((name, c_int32) for name in ("rows", "cols", "channels", "groups", "blocks", "together", "down", "across")),
         *((name, c_int32) for name in ("stride_rows", "stride_cols", "share_channels", "followers", "band")),
-        *((name, c_int32) for name in ("prefetch", "downwards", "kernel")),
+        *((name, c_int32) for name in ("prefetch", "downwards", "kernel", "lends", "unused")),
         ("act", Activate),
         ("tail_act", Activate),
     ]
@@ -55,7 +55,8 @@ class Halo(ctypes.Structure):
     _fields_: ClassVar[Fields] = [
         ("image", Planes),
         ("sides", c_int64),
-        *((name, c_int32) for name in ("above", "below", "left", "right", "channels", "kernel")),
+        *((name, c_int32) for name in ("above", "below", "left", "right")),
+        *((name, c_int32) for name in ("borrows_above", "borrows_below", "channels", "kernel")),
     ]
 
 
@@ -137,7 +138,7 @@ class Exchange(ctypes.Structure):
 
     _fields_: ClassVar[Fields] = [
         *((name, c_int64) for name in ("borrows", "lends", "lends_tail")),
-        *((name, c_int32) for name in ("late_above", "late_below")),
+        *((name, c_int32) for name in ("lent_above", "lent_below")),
     ]
 
 

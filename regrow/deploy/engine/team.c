@@ -138,7 +138,7 @@ struct borders {
 /* What an operation needs from the neighbours, and what they need from it: struct borders, or ABSENT. */
 struct exchange {
     int64_t borrows, lends, lends_tail;
-    int32_t late_above, late_below; /* rows of a convolution's output that depend on what it borrows */
+    int32_t lent_above, lent_below; /* rows at the share's borders that the neighbours need */
 };
 
 /* One thread's view of an image that is shared. */
@@ -146,43 +146,83 @@ struct party {
     struct team *team;
     struct frame frame;
     int64_t arena_bytes;
-    int share, first, last; /* the number of ours; whether it is at the image's edge */
+    int first, last; /* whether our share is at the image's edge */
 };
 
-static void lend_rows(const struct borders *b, const char *arena, char *box, int row, int rows)
+/* Channel after channel for each cell of a row: there are many channels and few cells. */
+INLINE void clear_cells(char *to, int64_t pitch, int channels)
 {
-    const char *plane = arena + b->image.at + row * (int64_t)b->image.row;
-    for (int channel = 0; channel < b->channels; channel++, plane += b->image.pitch)
-        for (int i = 0; i < rows; i++)
-            for (int col = 0; col < b->cols; col++, box += VECTOR)
-                store(box, load(plane + i * (int64_t)b->image.row + col * VECTOR));
+    for (; channels > 0; channels--, to += pitch) store(to, splat(0));
+}
+
+INLINE void copy_cells(char *to, int64_t to_pitch, const char *from, int64_t from_pitch, int channels)
+{
+    for (; channels > 0; channels--, to += to_pitch, from += from_pitch) store(to, load(from));
+}
+
+INLINE void move_cells(char *to, int64_t to_pitch, const char *from, int64_t from_pitch, int channels,
+                       const struct side *side)
+{
+    const ivec lanes = side->lanes, mask = side->mask; /* copies, which the cells cannot alias */
+    for (; channels > 0; channels--, to += to_pitch, from += from_pitch) store(to, permute(load(from), lanes, mask));
+}
+
+INLINE char *row_of(const struct borders *b, const struct frame *f, int row)
+{
+    return f->arena + b->image.at + row * (int64_t)b->image.row;
+}
+
+static void lend_rows(const struct borders *b, const struct frame *f, char *box, int row, int rows)
+{
+    const int64_t box_pitch = (int64_t)rows * b->cols * VECTOR;
+    for (int last = row + rows; row < last; row++)
+        for (int col = 0; col < b->cols; col++, box += VECTOR)
+            copy_cells(box, box_pitch, row_of(b, f, row) + col * VECTOR, b->image.pitch, b->channels);
+}
+
+/* A row with one cell at either end: the cells of a channel are read once. */
+INLINE void borrow_row(const struct borders *b, const struct side *sides, char *cells, const char *box, const int cols)
+{
+    const int64_t pitch = b->image.pitch;
+    const ivec left_lanes = sides[0].lanes, left_mask = sides[0].mask;
+    const ivec right_lanes = sides[1].lanes, right_mask = sides[1].mask;
+    for (int channels = b->channels; channels > 0; channels--, cells += pitch, box += cols * VECTOR) {
+        EACH(c, cols) store(cells + c * VECTOR, load(box + c * VECTOR));
+        store(cells - VECTOR, permute(load(box + (cols - 1) * VECTOR), left_lanes, left_mask));
+        store(cells + cols * VECTOR, permute(load(box), right_lanes, right_mask));
+    }
 }
 
 /* Fills rows of the halo, with their ends in the halos of the neighbouring lanes. */
 static void borrow_rows(const struct borders *b, const struct frame *f, const char *box, int row, int rows)
 {
     const struct side *sides = (const struct side *)(f->constants + b->sides);
-    char *plane = f->arena + b->image.at + row * (int64_t)b->image.row;
-    for (int channel = 0; channel < b->channels; channel++, plane += b->image.pitch) {
-        for (int i = 0; i < rows; i++, box += b->cols * VECTOR) {
-            char *cells = plane + i * (int64_t)b->image.row;
-            for (int col = 0; col < b->cols; col++) store(cells + col * VECTOR, load(box + col * VECTOR));
-            for (int j = 0; j < b->left + b->right; j++) {
-                const int to = (j < b->left ? j - b->left : b->cols + j - b->left) * VECTOR;
-                const char *from = box + to + sides[j].from - sides[j].to;
-                store(cells + to, permute(load(from), sides[j].lanes, sides[j].mask));
-            }
+    const int64_t box_pitch = (int64_t)rows * b->cols * VECTOR;
+    if (rows == 1 && b->left == 1 && b->right == 1) {
+        switch (b->cols) {
+        case 1: borrow_row(b, sides, row_of(b, f, row), box, 1); return;
+        case 2: borrow_row(b, sides, row_of(b, f, row), box, 2); return;
+        case 4: borrow_row(b, sides, row_of(b, f, row), box, 4); return;
+        default: break;
+        }
+    }
+    for (int last = row + rows; row < last; row++, box += b->cols * VECTOR) {
+        char *cells = row_of(b, f, row);
+        for (int col = 0; col < b->cols; col++)
+            copy_cells(cells + col * VECTOR, b->image.pitch, box + col * VECTOR, box_pitch, b->channels);
+        for (int j = 0; j < b->left + b->right; j++) {
+            const int to = (j < b->left ? j - b->left : b->cols + j - b->left) * VECTOR;
+            const char *from = box + to + sides[j].from - sides[j].to;
+            move_cells(cells + to, b->image.pitch, from, box_pitch, b->channels, sides + j);
         }
     }
 }
 
 static void clear_rows(const struct borders *b, const struct frame *f, int row, int rows)
 {
-    char *plane = f->arena + b->image.at + row * (int64_t)b->image.row;
-    for (int channel = 0; channel < b->channels; channel++, plane += b->image.pitch)
-        for (int i = 0; i < rows; i++)
-            for (int col = -b->left; col < b->cols + b->right; col++)
-                store(plane + i * (int64_t)b->image.row + col * VECTOR, splat(0));
+    for (int last = row + rows; row < last; row++)
+        for (int col = -b->left; col < b->cols + b->right; col++)
+            clear_cells(row_of(b, f, row) + col * VECTOR, b->image.pitch, b->channels);
 }
 
 INLINE const struct borders *borders_at(const struct party *p, int64_t at)
@@ -195,20 +235,19 @@ INLINE int64_t box_for_below(const struct borders *b)
     return b->box + (int64_t)b->channels * b->below * b->cols * VECTOR;
 }
 
+/* Puts what the neighbours need into the boxes; beyond the image's edge, where there are none, is padding. */
 static void lend(const struct party *p, const struct borders *b)
 {
-    char *arena = p->frame.arena;
+    const struct frame *f = &p->frame;
     if (b == NULL) return;
-    if (!p->first) lend_rows(b, arena, arena + b->box, 0, b->below);
-    if (!p->last) lend_rows(b, arena, arena + box_for_below(b), b->rows - b->above, b->above);
-}
-
-/* Beyond the image's edge there is padding. */
-static void pad(const struct party *p, const struct borders *b)
-{
-    if (b == NULL) return;
-    if (p->first) clear_rows(b, &p->frame, -b->above, b->above);
-    if (p->last) clear_rows(b, &p->frame, b->rows, b->below);
+    if (p->first)
+        clear_rows(b, f, -b->above, b->above);
+    else
+        lend_rows(b, f, f->arena + b->box, 0, b->below);
+    if (p->last)
+        clear_rows(b, f, b->rows, b->below);
+    else
+        lend_rows(b, f, f->arena + box_for_below(b), b->rows - b->above, b->above);
 }
 
 static void borrow(const struct party *p, const struct borders *b)
@@ -221,44 +260,47 @@ static void borrow(const struct party *p, const struct borders *b)
 
 INLINE int whole_tiles(const struct conv *op, int rows) { return (rows + op->down - 1) / op->down * op->down; }
 
-/* What depends on the neighbours comes last: by then they have what we need. */
-static void conv_share(const struct party *p, const struct conv *op, const struct exchange *e)
+/* Rows that nobody else waits for. */
+static struct share inner_rows(const struct party *p, const struct op *op, const struct exchange *e)
 {
-    const struct borders *b = borders_at(p, e->borrows);
-    const int above = p->first ? 0 : whole_tiles(op, e->late_above), below = p->last ? 0 : whole_tiles(op, e->late_below);
-    const int top = above < op->rows ? above : op->rows, bottom = op->rows - below > top ? op->rows - below : top;
-    pad(p, b);
-    if (top < bottom) conv_rows(op, &p->frame, top, bottom);
-    await(p->team, p->share);
-    borrow(p, b);
-    if (top > 0) conv_rows(op, &p->frame, 0, top);
-    if (bottom < op->rows) conv_rows(op, &p->frame, bottom, op->rows);
+    const struct conv *conv = &op->as.conv;
+    if (op->kind != CONV) return (struct share){0, 0};
+    const int above = p->first ? 0 : whole_tiles(conv, e->lent_above);
+    const int below = p->last ? 0 : whole_tiles(conv, e->lent_below);
+    return (struct share){above, conv->rows - below};
 }
 
-/* An operation on our share. Nobody is ever more than one ahead, so that no box is filled while it is read. */
+/* An operation on our share, when all others have done what we need of the one before. What they need of this one comes
+ * first, so that they have it long before they ask. */
 static void run_shared(const struct party *p, const struct op *op)
 {
     static const struct exchange nothing = {ABSENT, ABSENT, ABSENT, 0, 0};
     const struct exchange *e = &nothing;
     if (op->exchange != ABSENT) e = (const struct exchange *)(p->frame.constants + op->exchange);
-    if (op->kind == CONV) {
-        conv_share(p, &op->as.conv, e);
+    const struct conv *conv = &op->as.conv;
+    const struct share inner = inner_rows(p, op, e);
+    const int divided = inner.first < inner.last;
+    await(p->team, p->frame.rows_share);
+    borrow(p, borders_at(p, e->borrows));
+    if (divided) {
+        if (inner.first > 0) conv_rows(conv, &p->frame, 0, inner.first);
+        if (inner.last < conv->rows) conv_rows(conv, &p->frame, inner.last, conv->rows);
     } else {
-        await(p->team, p->share);
-        pad(p, borders_at(p, e->borrows));
-        borrow(p, borders_at(p, e->borrows));
         run_op(op, &p->frame);
     }
-    lend(p, borders_at(p, e->lends));
-    lend(p, borders_at(p, e->lends_tail));
-    pass(p->team, p->share);
+    if (op->kind != CONV || !conv->lends) {
+        lend(p, borders_at(p, e->lends));
+        lend(p, borders_at(p, e->lends_tail));
+    }
+    pass(p->team, p->frame.rows_share);
+    if (divided) conv_rows(conv, &p->frame, inner.first, inner.last);
 }
 
 /* Adds what the others have found in their shares. */
 static void add_means(const struct party *p, const struct mean *op)
 {
     float *sums = (float *)locate(&p->frame, op->out);
-    await(p->team, p->share);
+    await(p->team, p->frame.rows_share);
     for (int other = 1; other < p->team->size; other++) {
         const float *theirs = (const float *)((const char *)sums + other * p->arena_bytes);
         for (int i = 0; i < op->channels; i++) sums[i] += theirs[i];
@@ -269,8 +311,8 @@ static void add_means(const struct party *p, const struct mean *op)
 static void run_share(struct team *team, const struct job *job, int share, int image)
 {
     const struct frame f = {job->constants, job->arenas + share * job->arena_bytes, job->x + image * job->x_floats,
-                            job->y + image * job->y_floats, 0, 1, share};
-    const struct party p = {team, f, job->arena_bytes, share, share == 0, share == team->size - 1};
+                            job->y + image * job->y_floats, 0, 1, share, team->size};
+    const struct party p = {team, f, job->arena_bytes, share == 0, share == team->size - 1};
     double before = job->seconds ? now(job->clock) : 0;
     for (int i = 0, alone = 0; i < job->count; i++) {
         const struct op *op = job->ops + i;
@@ -304,11 +346,11 @@ static void work(struct team *team, int part)
         return;
     }
     const int whole = job->divide == TOGETHER ? job->images / team->size * team->size : job->images;
-    struct frame own = {job->constants, job->arenas + part * job->arena_bytes, NULL, NULL, 0, 1, 0};
+    struct frame own = {job->constants, job->arenas + part * job->arena_bytes, NULL, NULL, 0, 1, 0, 1};
     for (int image = part; image < whole; image += team->size) run_image(team, job, &own, image);
     if (whole == job->images) return;
     barrier(team, part); /* the first arena is shared from here on */
-    struct frame shared = {job->constants, job->arenas, NULL, NULL, part, team->size, 0};
+    struct frame shared = {job->constants, job->arenas, NULL, NULL, part, team->size, 0, 1};
     for (int image = whole; image < job->images; image++) run_image(team, job, &shared, image);
 }
 

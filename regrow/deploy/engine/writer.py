@@ -115,6 +115,8 @@ class Writer:
             shift=self.operands.floats(shift),
             mask=self.operands.mask(out),
             scratch=self.operands.arena.size,
+            box=self.borders.box(step.out),
+            tail_box=self.borders.box(step.tail),
             rows=rows,
             cols=cols,
             channels=node.out.channels,
@@ -186,7 +188,7 @@ class Writer:
         (buffer,) = step.writes
         assert buffer.planes is not None
         halo = buffer.planes.halo
-        above, below = (halo.top, halo.bottom) if self.shares == 1 else (0, 0)  # else rows come from the neighbours
+        above, below = (halo.top, halo.bottom) if self.shares == 1 else (0, 0)
         sides = halo_sides(buffer.planes)[halo.top + halo.bottom - above - below :]
         return native.Halo(
             image=self.operands.planes(buffer),
@@ -195,6 +197,8 @@ class Writer:
             below=below,
             left=halo.left,
             right=halo.right,
+            borrows_above=halo.top - above,
+            borrows_below=halo.bottom - below,
             channels=buffer.channels,
         )
 
