@@ -1,10 +1,10 @@
 """Train sparse neural networks in one pass, and take them to small files and fast inference."""
 
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from regrow.host.hints import did_you_mean
 from regrow.version import __version__
 
 if TYPE_CHECKING:
@@ -96,9 +96,8 @@ def __getattr__(name: str) -> Any:
                 return globals().setdefault(name, getattr(module, name))
     if not name.startswith("_") and find_spec(f"regrow.{name}"):
         return import_module(f"regrow.{name}")
-    near = [known for known in __all__ if known.lower() == name.lower()] or get_close_matches(name, __all__, 1)
-    hint = f". Did you mean {near[0]!r}?" if near else ""
-    raise AttributeError(f"module 'regrow' has no attribute {name!r}{hint}")
+    hint = did_you_mean(name, __all__, cutoff=0.6)
+    raise AttributeError(f"module 'regrow' has no attribute {name!r}{hint and '.'}{hint}")
 
 
 def __dir__() -> list[str]:

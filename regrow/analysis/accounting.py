@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from regrow.analysis.uses import Uses, count_uses
+from regrow.host.hints import did_you_mean
 from regrow.host.targets import named_parameters
 
 
@@ -275,8 +275,7 @@ def _nonzeros(name: str, parameter: Tensor, masks: Mapping[str, Tensor] | None) 
 def _check_masks(masks: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
     for name, mask in masks.items():
         if name not in parameters:
-            nearest = get_close_matches(name, parameters, n=1, cutoff=0)
-            hint = f" Nearest: {nearest[0]!r}." if nearest else ""
+            hint = did_you_mean(name, parameters, cutoff=0)
             raise ValueError(f"masks names {name!r}, which is no parameter of the model.{hint}")
         shape = parameters[name].shape
         if mask.shape != shape:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
+
+from regrow.host.hints import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,4 @@ def info(name: str) -> Info:
     for known in _INFOS:
         if known.name == name:
             return known
-    near = difflib.get_close_matches(name.lower(), names(), n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown data set {name!r}: there are {', '.join(names())}.{hint}")
+    raise ValueError(f"unknown data set {name!r}: there are {', '.join(names())}.{did_you_mean(name, names())}")

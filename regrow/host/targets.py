@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import Parameter, UninitializedParameter
 
+from regrow.host.hints import did_you_mean
 from regrow.host.layout import is_dense
 from regrow.host.shards import check_placement, first_row, held, is_sharded
 from regrow.host.warn import warn
@@ -156,8 +156,7 @@ def _known(parameters: dict[str, Parameter], pattern: str = "") -> str:
     listed = ", ".join(weights[:3]) + (", …" if len(weights) > 3 else "")
     owners = [name.rpartition(".")[0] for name in weights]
     parents = sorted({f"{owner.split('.')[0]}.*" for owner in owners if "." in owner})
-    near = difflib.get_close_matches(pattern, [*weights, *owners, *parents], 1) if pattern else []
-    hint = f" Nearest: {near[0]!r}." if near else ""
+    hint = did_you_mean(pattern, [*weights, *owners, *parents], cutoff=0.6) if pattern else ""
     return f"The model's prunable weights are {listed} ({len(weights)} in all).{hint}"
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
+from regrow.host.hints import did_you_mean
 from regrow.methods.pruner import Pruner
 
 
@@ -31,9 +31,7 @@ def find_method(name: str) -> type[Pruner]:
             return found
     known = method_names()
     plain = [_plain(each) for each in known]
-    swapped = [each for each in plain if sorted(each) == sorted(_plain(name))]
-    near = swapped or difflib.get_close_matches(_plain(name), plain, 1, 0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(_plain(name), plain, cutoff=0.5)
     raise ValueError(f"unknown method {name!r}.{hint} Known methods: {', '.join(known)}.")
 
 

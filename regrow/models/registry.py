@@ -3,8 +3,8 @@
 import inspect
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 
+from regrow.host.hints import did_you_mean
 from regrow.models.architecture import Architecture, Network, Option
 from regrow.models.densenet import DenseNet
 from regrow.models.resnet import IMAGENET_DEPTHS, CifarResNet, ImageNetResNet
@@ -72,8 +72,7 @@ def _family(name: str) -> tuple[Callable[..., Network], list[int]]:
         if match := re.fullmatch(pattern, name):
             return make, [int(number) for number in match.groups()]
     plain = re.sub(r"wideresnet|wide_resnet", "wrn", name.lower()).replace("_", "-")
-    nearest = get_close_matches(plain, names(), n=1, cutoff=0.4)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    hint = did_you_mean(plain, names())
     raise ValueError(f"unknown network {name!r}.{hint} Known names: {', '.join(names())}.")
 
 
@@ -85,10 +84,9 @@ def _complete(name: str, make: Callable[..., Network], given: dict[str, Option])
     }
     for option, value in given.items():
         if option not in defaults:
-            nearest = get_close_matches(option, ["classes", "channels", "size", *defaults], n=1, cutoff=0.4)
-            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-            known = ", ".join(["classes", "channels", "size", *defaults])
-            raise ValueError(f"{name} has no option {option!r}.{hint} It takes {known}.")
+            known = ["classes", "channels", "size", *defaults]
+            hint = did_you_mean(option, known)
+            raise ValueError(f"{name} has no option {option!r}.{hint} It takes {', '.join(known)}.")
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{option} of {name} must be a positive whole number, got {value!r}.")
     return {**defaults, **given}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
+from regrow.host.hints import did_you_mean
 from regrow.paper.cells import Cell
 from regrow.paper.rates import Rates, known_rates, rate_of
 from regrow.train.catalog import load_recipe
@@ -106,8 +106,7 @@ def find_scale(name: str) -> Scale:
     """
     scales = {"paper": _paper, "cpu": _cpu, "digits": _digits, "smoke": _smoke}
     if name not in scales:
-        near = difflib.get_close_matches(name, scales, 1, 0.3)
-        hint = f" Perhaps you meant {near[0]!r}." if near else ""
+        hint = did_you_mean(name, scales, cutoff=0.3)
         raise RecipeError(f"there is no scale {name!r}.{hint} The scales are {', '.join(scales)}.")
     return scales[name]()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from regrow.host.hints import did_you_mean
 from regrow.train.catalog import load_recipe
 from regrow.train.config import Recipe, RecipeError, read_toml
 
@@ -81,6 +81,5 @@ def _text(point: Mapping[str, Any]) -> str:
 def _check_names(table: Mapping[str, Any], known: set[str], origin: str) -> None:
     for name in table:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.5)
-            hint = f" Perhaps you meant {near[0]!r}." if near else f" There are {', '.join(sorted(known))}."
+            hint = did_you_mean(name, known, cutoff=0.5) or f" There are {', '.join(sorted(known))}."
             raise RecipeError(f"{origin} has no field {name!r}.{hint}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from regrow.host.cores import cores
+from regrow.host.hints import did_you_mean
 from regrow.sweep.job import Job, Outcome
 from regrow.train.config import RecipeError
 
@@ -69,9 +69,7 @@ def make_pool(on: str, workers: int | None, resources: Resources, jobs: Sequence
 def check_place(on: str) -> None:
     """Refuse a name that is none of `PLACES`."""
     if on not in PLACES:
-        near = difflib.get_close_matches(on, PLACES, 1, 0.4)
-        hint = f" Perhaps you meant {near[0]!r}." if near else ""
-        raise RecipeError(f"runs are worked on {', '.join(PLACES)}, got {on!r}.{hint}")
+        raise RecipeError(f"runs are worked on {', '.join(PLACES)}, got {on!r}.{did_you_mean(on, PLACES)}")
 
 
 def _processes(jobs: Sequence[Job], resources: Resources) -> int:

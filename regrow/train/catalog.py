@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
+from regrow.host.hints import did_you_mean
 from regrow.train.config import Recipe, RecipeError
 
 _FOLDER = Path(__file__).parent / "recipes"
@@ -32,6 +32,5 @@ def load_recipe(name: str) -> Recipe:
     if Path(name).is_file():
         return Recipe.read(name)
     known = recipe_names()
-    near = difflib.get_close_matches(name, known, 1, 0.4)
-    hint = f" Perhaps you meant {near[0]!r}." if near else ""
+    hint = did_you_mean(name, known)
     raise RecipeError(f"{name!r} is neither a file nor a recipe.{hint} The recipes are {', '.join(known)}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
@@ -15,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from regrow.host.hints import did_you_mean
 
 Device = Literal["cpu", "cuda", "mps"]
 
@@ -138,8 +139,7 @@ class Recipe:
         known = cls.__dataclass_fields__
         for name in fields:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1, 0.5)
-                hint = f" Perhaps you meant {near[0]!r}." if near else f" There are {', '.join(known)}."
+                hint = did_you_mean(name, known, cutoff=0.5) or f" There are {', '.join(known)}."
                 raise RecipeError(f"{origin or 'a recipe'} has no field {name!r}.{hint}")
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
         try:
@@ -202,8 +202,7 @@ def _check_types(recipe: Recipe) -> None:
         if value is getattr(Recipe, name) or _fits(value, wanted):
             continue
         if names := _choices(wanted):
-            near = difflib.get_close_matches(str(value), names, 1, 0.4)
-            hint = f" Perhaps you meant {near[0]!r}." if near else ""
+            hint = did_you_mean(str(value), names)
             raise RecipeError(f"{name} must be one of {', '.join(names)}, got {value!r}.{hint}")
         raise RecipeError(f"{name} must be {_words(wanted)}, got {value!r}")
 

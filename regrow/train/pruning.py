@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from typing import Any, get_type_hints
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 from regrow.core import Constant, Cubic, Masks
 from regrow.core.schedule import Schedule
 from regrow.deploy.files import load_model
+from regrow.host.hints import did_you_mean
 from regrow.host.targets import find_targets
 from regrow.methods import Dense, Fixed, Pruner
 from regrow.methods.registry import find_method, method_options
@@ -78,9 +78,8 @@ def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> 
     given |= dict(map(_parse, recipe.options))
     for name, value in given.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.5)
-            hint = f"Perhaps you meant {near[0]!r}." if near else f"It takes {', '.join(known)}."
-            raise RecipeError(f"{recipe.method} takes no {name}, got {value!r}. {hint}")
+            hint = did_you_mean(name, known, cutoff=0.5) or f" It takes {', '.join(known)}."
+            raise RecipeError(f"{recipe.method} takes no {name}, got {value!r}.{hint}")
     return given
 
 

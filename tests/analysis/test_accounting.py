@@ -257,7 +257,7 @@ def test_a_wrapped_model_is_counted_under_its_own_names() -> None:
 
 def test_wrong_masks_are_answered_before_anything_runs() -> None:
     model = build("small", channels=1, size=8)
-    with pytest.raises(ValueError, match=r"masks names 'conv9.weight'.*Nearest: 'conv"):
+    with pytest.raises(ValueError, match=r"masks names 'conv9.weight'.*Did you mean 'conv"):
         account(model, (1, 8, 8), {"conv9.weight": torch.ones(1)})
     with pytest.raises(ValueError, match=r"mask of 'conv1.weight' has shape \(3,\), its weight \(16, 1, 3, 3\)"):
         account(model, (1, 8, 8), {"conv1.weight": torch.ones(3)})

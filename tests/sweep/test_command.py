@@ -45,4 +45,4 @@ def test_a_misspelt_field_is_answered_with_the_nearest(capsys, tmp_path, sweep):
     sweep.write_text("sparsty = 0.9\n")
     code, _, errors = call(capsys, "sweep", sweep)
     assert code == 2
-    assert "Perhaps you meant 'sparsity'" in errors
+    assert "Did you mean 'sparsity'" in errors

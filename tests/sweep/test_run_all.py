@@ -175,5 +175,5 @@ def test_a_signal_lets_the_runs_save_and_says_how_to_go_on(tmp_path):
 
 
 def test_a_place_that_does_not_exist_is_refused_with_the_nearest(tmp_path):
-    with pytest.raises(RecipeError, match=r"got 'slrm'\. Perhaps you meant 'slurm'"):
+    with pytest.raises(RecipeError, match=r"got 'slrm'\. Did you mean 'slurm'"):
         run_all([QUICK], tmp_path, on="slrm")

@@ -87,7 +87,7 @@ def test_a_dry_run_estimates_the_time_and_writes_nothing(capsys, tmp_path, monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("train", "digts"), "Perhaps you meant 'digits'"),
+        (("train", "digts"), "Did you mean 'digits'"),
         (("train", "digits", "--model", "resnet-20"), "Did you mean 'resnet20'"),
         (("train", "digits", "--data", "cifar"), "Did you mean 'cifar10'"),
         (("train", "digits", "--method", "dfp"), "Did you mean 'dpf'"),
@@ -95,7 +95,7 @@ def test_a_dry_run_estimates_the_time_and_writes_nothing(capsys, tmp_path, monke
         (("train", "digits", "--wieght-decay", "0.1"), "--weight-decay"),
         (("train", "digits", "--lr", "fast"), "could not convert string to float: 'fast'"),
         (("train", "digits", "--targets", "conv9"), "no weight matches target 'conv9'"),
-        (("recipes", "cifar-resnet-20"), "Perhaps you meant 'cifar-resnet20'"),
+        (("recipes", "cifar-resnet-20"), "Did you mean 'cifar-resnet20'"),
         (("inspect", "resnet-20"), "Did you mean 'resnet20'"),
         (("trein", "digits"), "train"),
     ],

@@ -44,9 +44,9 @@ def test_the_key_tells_runs_apart_and_does_not_ask_where_they_happen():
         ({"lr": float("nan")}, "lr must be a finite number, got nan"),
         (
             {"scope": "globl"},
-            "scope must be one of global, layer, er, erk, redistributed, got 'globl'. Perhaps you meant 'global'",
+            "scope must be one of global, layer, er, erk, redistributed, got 'globl'. Did you mean 'global'",
         ),
-        ({"wieght_decay": 0.1}, "Perhaps you meant 'weight_decay'"),
+        ({"wieght_decay": 0.1}, "Did you mean 'weight_decay'"),
         ({"drops": [0.75, 0.5]}, "ascending"),
         ({"drops": [150, 225]}, "a share in \\[0, 1\\], got 150"),
         ({"bf16": 1}, "bf16 must be true or false, got 1"),
@@ -61,7 +61,7 @@ def test_a_wrong_field_is_named_with_what_would_be_right(fields, message):
 def test_an_error_in_a_file_names_the_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("lr = 0.1\nepoch = 3\n")
-    with pytest.raises(RecipeError, match=r"mine\.toml has no field 'epoch'. Perhaps you meant 'epochs'"):
+    with pytest.raises(RecipeError, match=r"mine\.toml has no field 'epoch'. Did you mean 'epochs'"):
         Recipe.read(path)
     path.write_text("lr = \n")
     with pytest.raises(RecipeError, match=r"mine\.toml is not a TOML file"):

@@ -67,7 +67,7 @@ def test_every_method_ends_at_the_requested_sparsity(tmp_path, method):
     [
         ({"method": "dfp"}, "unknown method 'dfp'. Did you mean 'dpf'?"),
         ({"method": "set", "unit": "filter"}, "set takes no unit, got 'filter'. It takes "),
-        ({"method": "set", "options": ("zetta=0.2",)}, "set takes no zetta, got 0.2. Perhaps you meant 'zeta'."),
+        ({"method": "set", "options": ("zetta=0.2",)}, "set takes no zetta, got 0.2. Did you mean 'zeta'?"),
         ({"method": "set", "options": ("zeta",)}, "options must be of the form name=value"),
         ({"method": "fixed"}, "method fixed needs masks, a finished run or a model file"),
         ({"method": "fixed", "masks": "runs/none"}, "masks: runs/none does not exist"),

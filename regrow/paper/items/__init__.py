@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from regrow.host.hints import did_you_mean
 from regrow.paper.item import Item
 from regrow.paper.items import claims, figures, lottery, settings, tables, theorems
 from regrow.train.config import RecipeError
@@ -23,7 +22,5 @@ def find_item(name: str) -> Item:
     """
     items = all_items()
     if name not in items:
-        near = difflib.get_close_matches(name, items, 1, 0.4)
-        hint = f" Perhaps you meant {near[0]!r}." if near else ""
-        raise RecipeError(f"there is no item {name!r}.{hint} `regrow reproduce` lists them all.")
+        raise RecipeError(f"there is no item {name!r}.{did_you_mean(name, items)} `regrow reproduce` lists them all.")
     return items[name]

@@ -12,10 +12,11 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from typing import Literal
+
+from regrow.host.hints import did_you_mean
 
 Outcome = Literal["converged", "diverged", "unreported"]
 
@@ -86,8 +87,7 @@ def table(name: str) -> list[Row]:
     ('wrn28-8', 'DPF', 0.999, 91.76, 0.18)
     """
     if name not in TABLES:
-        near = get_close_matches(name, TABLES, 1, 0.3)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, TABLES, cutoff=0.3)
         raise ValueError(f"the paper has no table {name!r}.{hint} Its tables are {', '.join(TABLES)}.")
     return list(_rows(name))
 
