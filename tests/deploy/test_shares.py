@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -17,7 +18,7 @@ from regrow.deploy.engine.compiler import native_runner
 from regrow.deploy.engine.fitted import fitted
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.plan import Plan, write_plan
-from regrow.deploy.engine.problems import conv_steps, problem_of
+from regrow.deploy.engine.problems import conv_steps, problem_of, region_of
 from regrow.deploy.engine.runners import NativeRunner, RowsRunner
 from regrow.deploy.engine.shares import share_schedule
 from regrow.deploy.engine.steps import Schedule
@@ -25,17 +26,38 @@ from regrow.deploy.engine.tiles import candidates
 from regrow.models import build
 from tests.deploy.networks import ACTIVATIONS, Head, Residual, sparsify
 
+WINDOWS = (1, 1), (1, 3), (3, 1), (3, 3), (5, 5)
+
+
+class TwoReaders(nn.Module):
+    """One layer reads the output of a convolution, and another what batch norm and ReLU make of it."""
+
+    def __init__(self, channels: int, windows: Sequence[tuple[int, int]]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.readers = nn.ModuleList([nn.Conv2d(4, channels, window, padding="same") for window in windows])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        first, second = self.readers
+        result: Tensor = first(y) + second(torch.relu(self.norm(y)))
+        return result
+
 
 @st.composite
 def layers(draw: st.DrawFn, channels: int) -> tuple[nn.Module, int, int]:
     """A layer that keeps or halves the rows, its channels, and its stride."""
-    kind = draw(st.sampled_from(["conv", "conv", "residual", "max", "wide max", "avg", "activation"]))
+    kind = draw(st.sampled_from(["conv", "conv", "residual", "two", "max", "wide max", "avg", "activation"]))
     if kind == "conv":
         out, stride = draw(st.integers(1, 9)), draw(st.sampled_from([1, 1, 2]))
         kernel = draw(st.tuples(*[st.sampled_from([1, 3, 5])] * 2))
         dilation = draw(st.sampled_from([1, 1, 2])) if stride == 1 else 1
         padding = (dilation * (kernel[0] // 2), dilation * (kernel[1] // 2))
         return nn.Conv2d(channels, out, kernel, stride, padding, dilation), out, stride
+    if kind == "two":
+        windows = [draw(st.sampled_from(WINDOWS)) for _ in range(2)]
+        return TwoReaders(channels, windows), channels, 1
     if kind == "residual":
         out, stride = draw(st.sampled_from([channels, 6])), draw(st.sampled_from([1, 2]))
         activation = draw(st.sampled_from(sorted(ACTIVATIONS)))
@@ -87,25 +109,54 @@ def run(runner: NativeRunner, x: Tensor, outputs: int) -> Tensor:
     return y
 
 
+def check(runner: NativeRunner, model: nn.Module, x: Tensor) -> None:
+    """Whoever reads what nobody wrote gets no numbers."""
+    with torch.no_grad():
+        expected = model(x)
+    run(runner, x, expected.shape[1])
+    arenas = runner._idle[0].arenas
+    arenas.write(b"\xff" * arenas.size)
+    for _ in range(3):
+        y = run(runner, x, expected.shape[1])
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()) + 1e-7)
+
+
+def drawn_plan(data: st.DataObject, model: nn.Module, x: Tensor, lanes: int, shares: int) -> Plan:
+    steps = share_of(model, x, lanes, shares)
+    assume(steps is not None)  # else pixels would have to move between lanes, and with them rows that others have
+    offers = [candidates(problem_of(step, lanes)) for step in conv_steps(steps)]
+    return write_plan(steps, [data.draw(st.sampled_from(offer)) for offer in offers])
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), shares=st.integers(2, 4), lanes=st.sampled_from([4, 8]))
 def test_shares_give_what_torch_gives(data: st.DataObject, shares: int, lanes: int) -> None:
     model, x = data.draw(networks(shares))
-    if lanes > load_library().lanes:
-        lanes = 4
-    with torch.no_grad():
-        expected = model(x)
-    steps = share_of(model, x, lanes, shares)
-    assume(steps is not None)  # else pixels would have to move between lanes, and with them rows that others have
-    offers = [candidates(problem_of(step, lanes)) for step in conv_steps(steps)]
-    tiles = [data.draw(st.sampled_from(offer)) for offer in offers]
-    runner = runner_of(write_plan(steps, tiles), shares)
-    y = run(runner, x, expected.shape[1])
-    session = runner._idle[0]
-    session.arenas.write(b"\xff" * session.arenas.size)  # whoever reads what nobody wrote gets no numbers
-    for _ in range(3):
-        y = run(runner, x, expected.shape[1])
-        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()) + 1e-7)
+    plan = drawn_plan(data, model, x, min(lanes, load_library().lanes), shares)
+    check(runner_of(plan, shares), model, x)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), shares=st.integers(2, 4))
+def test_shares_on_kernels_of_their_own(data: st.DataObject, shares: int) -> None:
+    model, x = data.draw(networks(shares))
+    plan = drawn_plan(data, model, x, min(8, load_library().lanes), shares)
+    check(runner_of(plan, shares, own_kernels=True), model, x)
+
+
+@pytest.mark.parametrize("windows", [((1, 3), (5, 5)), ((3, 1), (1, 3)), ((5, 5), (1, 3)), ((3, 3), (3, 3))])
+def test_a_halo_of_columns_only_is_no_box(windows: tuple[tuple[int, int], tuple[int, int]]) -> None:
+    """The kernel writes such a halo along, and yet the other image's rows are left to be lent."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(TwoReaders(3, windows), Head(3, (1, 1), "mean")).eval(), torch.randn(2, 3, 16, 16)
+    steps = share_of(model, x, min(8, load_library().lanes), 2)
+    assert steps is not None
+    wide = [
+        next(tile for tile in candidates(problem_of(step, steps.lanes)) if tile.across == region_of(step)[1])
+        for step in conv_steps(steps)
+    ]
+    check(runner_of(write_plan(steps, wide), 2, own_kernels=True), model, x)
 
 
 @pytest.mark.parametrize("name", ["resnet8", "resnet20", "wrn16-1", "vgg16"])

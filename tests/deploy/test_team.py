@@ -80,10 +80,13 @@ def write_program(folder: Path, plan: Plan, threads: int, divide: Division) -> N
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("setarch")), reason="needs gcc and setarch")
 @pytest.mark.parametrize(("sanitizer", "threads"), [("thread", 2), ("thread", 4), ("address,undefined", 4)])
-@pytest.mark.parametrize("divide", [Division.TOGETHER, Division.BY_ROWS])
-def test_sanitizers_find_nothing(divide: Division, sanitizer: str, threads: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "divide"),
+    [("resnet8", Division.TOGETHER), ("resnet8", Division.BY_ROWS), ("wrn10-1", Division.BY_ROWS)],
+)
+def test_sanitizers_find_nothing(name: str, divide: Division, sanitizer: str, threads: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, x = build("resnet8", classes=10, size=32).eval(), torch.randn(IMAGES, 3, 32, 32)
+    model, x = build(name, classes=10, size=32).eval(), torch.randn(IMAGES, 3, 32, 32)
     sparsify(model, 0.2, torch.Generator().manual_seed(0))
     graph, lanes = fuse(capture(model, x[:1])), min(8, load_library().lanes)
     by_rows = divide is Division.BY_ROWS

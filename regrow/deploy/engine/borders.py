@@ -37,26 +37,23 @@ class BorderWriter:
 
     def exchange(self, step: Step) -> int:
         """Where among the constants `struct exchange` of a step is; ABSENT if it has none."""
-        reach = _reach(step)
-        borrows = self._borders(step.reads[0]) if reach.top or reach.bottom else native.ABSENT
-        tail = step.tail if isinstance(step, ConvStep) else None
-        own = () if isinstance(step, HaloStep) else (buffer for buffer in step.writes if buffer is not tail)
-        lends = [self._borders(buffer) for buffer in own] or [native.ABSENT]
-        lends_tail = native.ABSENT if tail is None else self._borders(tail)
-        if {borrows, *lends, lends_tail} == {native.ABSENT}:
+        reach, (out, tail) = _reach(step), _results(step)
+        borrows = self._borders(step.reads[0] if reach.top or reach.bottom else None)
+        lends, lends_tail = self._borders(out), self._borders(tail)
+        if {borrows, lends, lends_tail} == {native.ABSENT}:
             return native.ABSENT
-        halos = [image.planes.halo for image in step.writes if image in self.boxes and image.planes is not None]
-        lent_above = max((halo.bottom for halo in halos), default=0)
-        lent_below = max((halo.top for halo in halos), default=0)
-        return self._put(native.Exchange(borrows, lends[0], lends_tail, lent_above, lent_below))
+        lent = [image.planes.halo for image in (out, tail) if image and image in self.boxes and image.planes]
+        lent_above = max((halo.bottom for halo in lent), default=0)  # by the share above, as its rows below
+        lent_below = max((halo.top for halo in lent), default=0)
+        return self._put(native.Exchange(borrows, lends, lends_tail, lent_above, lent_below))
 
     def box(self, image: Buffer | None) -> int:
         """Where in the arena the rows of an image lie that others need."""
         found = None if image is None else self.boxes.get(image)
         return native.ABSENT if found is None else self.operands.at(found)
 
-    def _borders(self, image: Buffer) -> int:
-        if image not in self.boxes or image.planes is None:
+    def _borders(self, image: Buffer | None) -> int:
+        if image is None or image not in self.boxes or image.planes is None:
             return native.ABSENT
         halo, grid = image.planes.halo, image.planes.grid
         return self._put(
@@ -82,3 +79,10 @@ def _reach(step: Step) -> Halo:
     """How far the windows of a step reach."""
     node = step.node
     return window_halo(node) if isinstance(step, ConvStep | PoolStep) and isinstance(node, Conv | Pool) else Halo()
+
+
+def _results(step: Step) -> tuple[Buffer | None, Buffer | None]:
+    """What a step writes, and a convolution's tail."""
+    if isinstance(step, ConvStep):
+        return step.out, step.tail
+    return None if isinstance(step, HaloStep) else step.writes[0], None

@@ -1,7 +1,8 @@
 """Kernels made for the layers of one network, in which the compiler knows every distance and what is absent.
 
 In a very sparse layer a channel takes a few dozen multiply-adds, beside which it counts that distances are read and
-questions asked. These kernels also write the halo along with the region, from registers.
+questions asked. These kernels also write the halo along with the region, from registers, and rows that other threads
+need into their boxes.
 Where operands lie is still up to the plan: layers of the same form share a kernel, and so do networks with other
 weights.
 """
@@ -26,11 +27,9 @@ CONV, HALO = native.KINDS[native.Conv][0], native.KINDS[native.Halo][0]
 MOST_SIDES = 8
 """A wider halo moves so much that knowing the distances no longer matters."""
 
-_PLACES = (
-    *("entries", "starts", "bases", "order", "parts", "groups", "bias", "step", "scale", "shift"),
-    *("scratch", "box", "tail_box"),
-)
-_DRIVEN = ("share_channels", "followers", "band", "kernel", "lends")
+_PLACES = ("entries", "starts", "bases", "order", "parts", "groups", "bias", "step", "scale", "shift", "scratch")
+_BOXES = ("box", "tail_box")
+_DRIVEN = ("share_channels", "followers", "band", "kernel", "fills_boxes")
 """What only the loops around the kernels read."""
 
 
@@ -48,7 +47,7 @@ def fitted(plan: Plan) -> tuple[Plan, Kernels]:
             written |= edges.keys()
             shapes |= _remaining(conv)
             conv.kernel = forms.setdefault(_form(conv, edges.values()), len(forms) + 1)
-            conv.lends = len(edges) == sum(box != native.ABSENT for box in (conv.box, conv.tail_box))
+            conv.fills_boxes = _boxes_filled(ops[place].as_.halo for place in edges) == _boxes(conv)
         elif op.kind == HALO and number not in written:
             sides = _sides(op.as_.halo, plan)
             if 0 < len(sides) <= MOST_SIDES:
@@ -63,6 +62,14 @@ def fitted(plan: Plan) -> tuple[Plan, Kernels]:
     return own_plan, Kernels(tuple(sorted(shapes)), tuple(forms), tuple(halos))
 
 
+def _boxes_filled(halos: Iterable[native.Halo]) -> int:
+    return sum(bool(halo.borrows_above or halo.borrows_below) for halo in halos)
+
+
+def _boxes(conv: native.Conv) -> int:
+    return sum(getattr(conv, name) != native.ABSENT for name in _BOXES)
+
+
 def separate_halos(plan: Plan, number: int) -> list[int]:
     """The halos after convolution `number` of the plan's operations that no kernel of its own would write along."""
     ops = list(plan.ops)
@@ -73,7 +80,7 @@ def separate_halos(plan: Plan, number: int) -> list[int]:
 def _form(conv: native.Conv, edges: Iterable[str]) -> str:
     """`struct form`: everything about a convolution but where its operands lie."""
     form = native.Conv.from_buffer_copy(conv)
-    for name in (*_PLACES, *_DRIVEN):
+    for name in (*_PLACES, *_BOXES, *_DRIVEN):
         setattr(form, name, 0)
     form.mask = native.ABSENT if conv.mask == native.ABSENT else 0
     for planes in (form.in_, form.out, form.residual, form.tail):

@@ -109,7 +109,7 @@ struct conv {
     int64_t scale, shift;           /* float per output channel, of the tail */
     int64_t mask;                   /* ivec per pixel vector, if the regions are larger than the image */
     int64_t scratch;                /* in the arena: partial sums between blocks of input channels */
-    int64_t box, tail_box;          /* in the arena: rows of the output that threads with other shares need, or ABSENT */
+    int64_t box, tail_box;          /* in the arena: struct borders' box of the output and of the tail, or ABSENT */
     int32_t rows, cols;             /* of the output's region */
     int32_t channels;               /* of the output */
     int32_t groups, blocks;         /* of output channels; of input channels */
@@ -121,8 +121,7 @@ struct conv {
     int32_t prefetch;       /* whether the output is too large to be in the cache */
     int32_t downwards;      /* whether a tile shares most of its input with the one below, not with the one beside */
     int32_t kernel;         /* the number of the one for layers of this form, or 0: one for any layer */
-    int32_t lends;          /* whether that kernel fills the boxes */
-    int32_t unused;
+    int32_t fills_boxes;    /* whether that kernel fills the boxes, if there are any, and clears the padding */
     struct activate act, tail_act;
 };
 
@@ -151,7 +150,7 @@ struct halo {
     struct planes image;
     int64_t sides;                      /* struct side: the rows above and below, the columns left and right */
     int32_t above, below, left, right;  /* how many */
-    int32_t borrows_above, borrows_below; /* rows that are no sides: they come from other threads' shares of the image */
+    int32_t borrows_above, borrows_below; /* rows that are no sides: other threads' shares of the image, or padding */
     int32_t channels;
     int32_t kernel; /* the number of the one for these sides, or 0: one for any */
 };
@@ -577,8 +576,8 @@ INLINE void clear_edge_row(char *to, const struct edges *edges, const int across
     if (edges->right.cells) store(to + across * VECTOR, splat(0));
 }
 
-/* The first and the last row of our share of an image: where a neighbouring share borrows it, it goes into the box, rows
- * for the one above before those for the one below; where there is no neighbour, what we would borrow is zero. */
+/* The first and the last row of our share of an image: where a neighbouring share borrows it, it goes into the box (see
+ * struct borders; of one row, and as wide as the tile); where there is no neighbour, what we would borrow is zero. */
 INLINE void store_borders(const vec *sums, const struct tile *t, const struct conv *op, char *out, int64_t distance,
                           const struct edges *edges, char *box, const int down, const int across)
 {

@@ -33,7 +33,7 @@ class Conv(ctypes.Structure):
         *((name, c_int64) for name in ("scratch", "box", "tail_box")),
         *((name, c_int32) for name in ("rows", "cols", "channels", "groups", "blocks", "together", "down", "across")),
         *((name, c_int32) for name in ("stride_rows", "stride_cols", "share_channels", "followers", "band")),
-        *((name, c_int32) for name in ("prefetch", "downwards", "kernel", "lends", "unused")),
+        *((name, c_int32) for name in ("prefetch", "downwards", "kernel", "fills_boxes")),
         ("act", Activate),
         ("tail_act", Activate),
     ]

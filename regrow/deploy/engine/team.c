@@ -3,8 +3,8 @@
  * A batch is divided by images, each on its own arena. The images that are left over, and single images, are divided
  * inside every operation, with a barrier after it, unless the network is so small that this takes longer. With a plan
  * that is made for it, all images are divided by rows: every thread computes its own share on its own arena, and has to
- * get no more than a few rows from the neighbouring shares. Waiting is spinning for about as long as a layer takes, then sleeping:
- * a layer of a small network is done sooner than a sleeping thread wakes up.
+ * get no more than a few rows from the neighbouring shares. Waiting is spinning for about as long as a layer takes, then
+ * sleeping: a layer of a small network is done sooner than a sleeping thread wakes up.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -127,9 +127,9 @@ static void run_image(struct team *team, const struct job *job, struct frame *f,
  * together: reading them from the image would take its other lines away from the core that works on it. */
 struct borders {
     struct planes image;
-    int64_t box;          /* in the arena: rows for the share above, then rows for the share below */
+    int64_t box;          /* in the arena: rows for the share above, then for the one below, by channel, row, col */
     int64_t sides;        /* struct side: the columns of the halo left and right */
-    int32_t above, below; /* rows of the halo that come from the neighbours */
+    int32_t above, below; /* rows of the halo that come from the neighbours, or are padding */
     int32_t left, right;
     int32_t channels, rows, cols;
     int32_t unused;
@@ -180,7 +180,7 @@ static void lend_rows(const struct borders *b, const struct frame *f, char *box,
             copy_cells(box, box_pitch, row_of(b, f, row) + col * VECTOR, b->image.pitch, b->channels);
 }
 
-/* A row with one cell at either end: the cells of a channel are read once. */
+/* A row with one cell at either end, as most are: the cells of a channel are read once. */
 INLINE void borrow_row(const struct borders *b, const struct side *sides, char *cells, const char *box, const int cols)
 {
     const int64_t pitch = b->image.pitch;
@@ -199,7 +199,7 @@ static void borrow_rows(const struct borders *b, const struct frame *f, const ch
     const struct side *sides = (const struct side *)(f->constants + b->sides);
     const int64_t box_pitch = (int64_t)rows * b->cols * VECTOR;
     if (rows == 1 && b->left == 1 && b->right == 1) {
-        switch (b->cols) {
+        switch (b->cols) { /* images of 8, 16 and 32 columns in eight lanes */
         case 1: borrow_row(b, sides, row_of(b, f, row), box, 1); return;
         case 2: borrow_row(b, sides, row_of(b, f, row), box, 2); return;
         case 4: borrow_row(b, sides, row_of(b, f, row), box, 4); return;
@@ -260,40 +260,45 @@ static void borrow(const struct party *p, const struct borders *b)
 
 INLINE int whole_tiles(const struct conv *op, int rows) { return (rows + op->down - 1) / op->down * op->down; }
 
-/* Rows that nobody else waits for. */
-static struct share inner_rows(const struct party *p, const struct op *op, const struct exchange *e)
+struct rows {
+    int first, last;
+};
+
+/* Rows first .. last - 1 of a convolution's output, for which nobody else waits; none of what runs as a whole. */
+static struct rows inner_rows(const struct party *p, const struct op *op, const struct exchange *e)
 {
     const struct conv *conv = &op->as.conv;
-    if (op->kind != CONV) return (struct share){0, 0};
+    if (op->kind != CONV) return (struct rows){0, 0};
     const int above = p->first ? 0 : whole_tiles(conv, e->lent_above);
     const int below = p->last ? 0 : whole_tiles(conv, e->lent_below);
-    return (struct share){above, conv->rows - below};
+    return (struct rows){above, conv->rows - below};
 }
 
 /* An operation on our share, when all others have done what we need of the one before. What they need of this one comes
- * first, so that they have it long before they ask. */
+ * first, so that they have it long before they ask. As everybody borrows before passing, whoever starts an operation
+ * knows that all have what they need of the boxes that the operation before it was the last to read. */
 static void run_shared(const struct party *p, const struct op *op)
 {
     static const struct exchange nothing = {ABSENT, ABSENT, ABSENT, 0, 0};
     const struct exchange *e = &nothing;
     if (op->exchange != ABSENT) e = (const struct exchange *)(p->frame.constants + op->exchange);
     const struct conv *conv = &op->as.conv;
-    const struct share inner = inner_rows(p, op, e);
-    const int divided = inner.first < inner.last;
+    const struct rows inner = inner_rows(p, op, e);
+    const int borders_first = inner.first < inner.last;
     await(p->team, p->frame.rows_share);
     borrow(p, borders_at(p, e->borrows));
-    if (divided) {
+    if (borders_first) {
         if (inner.first > 0) conv_rows(conv, &p->frame, 0, inner.first);
         if (inner.last < conv->rows) conv_rows(conv, &p->frame, inner.last, conv->rows);
     } else {
         run_op(op, &p->frame);
     }
-    if (op->kind != CONV || !conv->lends) {
+    if (op->kind != CONV || !conv->fills_boxes) {
         lend(p, borders_at(p, e->lends));
         lend(p, borders_at(p, e->lends_tail));
     }
     pass(p->team, p->frame.rows_share);
-    if (divided) conv_rows(conv, &p->frame, inner.first, inner.last);
+    if (borders_first) conv_rows(conv, &p->frame, inner.first, inner.last);
 }
 
 /* Adds what the others have found in their shares. */

@@ -188,17 +188,18 @@ class Writer:
         (buffer,) = step.writes
         assert buffer.planes is not None
         halo = buffer.planes.halo
-        above, below = (halo.top, halo.bottom) if self.shares == 1 else (0, 0)
-        sides = halo_sides(buffer.planes)[halo.top + halo.bottom - above - below :]
+        rows, none = (halo.top, halo.bottom), (0, 0)
+        own, borrowed = (rows, none) if self.shares == 1 else (none, rows)
+        sides = halo_sides(buffer.planes)[sum(borrowed) :]
         return native.Halo(
             image=self.operands.planes(buffer),
             sides=self.operands.constants.put(sides),
-            above=above,
-            below=below,
+            above=own[0],
+            below=own[1],
             left=halo.left,
             right=halo.right,
-            borrows_above=halo.top - above,
-            borrows_below=halo.bottom - below,
+            borrows_above=borrowed[0],
+            borrows_below=borrowed[1],
             channels=buffer.channels,
         )
 
