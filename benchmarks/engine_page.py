@@ -76,7 +76,7 @@ def _most(rows: Rows) -> list[str]:
         for row in rows
         if row["two threads"] < row["bar"] and "share alone ms" in row
     ]
-    return [f"A thread's share alone, with nothing to wait for or to fetch, would bring {', '.join(most)}."] if most else []
+    return [f"A share alone, with nothing to wait for or fetch, would bring {', '.join(most)}."] if most else []
 
 
 def machine(limits: Rows) -> str:

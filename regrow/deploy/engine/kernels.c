@@ -237,6 +237,14 @@ INLINE struct share share_of(const struct frame *f, int n)
     return s;
 }
 
+/* The same of what is left over: whoever has fewer of the whole pieces gets more of these. */
+INLINE struct share rest_of(const struct frame *f, int n)
+{
+    struct frame mirrored = *f;
+    mirrored.part = f->parts - 1 - f->part;
+    return share_of(&mirrored, n);
+}
+
 /* ------------------------------------------------------------------------------------------------ vectors */
 
 INLINE vec load(const char *p) { return *(const cell *)p; }
@@ -964,7 +972,7 @@ static void conv_rows(const struct conv *op, const struct frame *f, int first, i
             const int col = beside ? whole_cols : 0, cols = beside ? op->cols - col : whole_cols;
             if (rows == 0 || cols == 0) continue;
             const int tiles_down = rows / down, tiles_across = cols / across, tiles = tiles_down * tiles_across;
-            const struct share s = share_of(f, tiles);
+            const struct share s = below || beside ? rest_of(f, tiles) : share_of(f, tiles);
             struct area a = {row, col, down, across, tiles_down, tiles_across, s.first, s.last, 0, op->groups};
             if (by_channel) {
                 a.first = 0, a.last = tiles;

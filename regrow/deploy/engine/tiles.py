@@ -102,9 +102,15 @@ class Problem:
         return self.inputs * down * across * self.lanes * 4
 
     def unevenness(self, tile: Tile) -> float:
-        """How much longer the slowest thread takes than if the tiles could be divided evenly."""
-        tiles = (self.rows // tile.down) * (self.cols // tile.across)
-        return -(-tiles // self.threads) * self.threads / tiles
+        """How much longer the slowest thread takes than if pixels were divided evenly: as `conv_rows` divides them."""
+        (down, below), (across, beside) = divmod(self.rows, tile.down), divmod(self.cols, tile.across)
+        rest = ((below * across, tile.across), (down * beside, tile.down), (below * beside, 1))
+        own = [
+            _share(down * across, part, self.threads) * tile.vectors
+            + sum(_share(count, self.threads - 1 - part, self.threads) * vectors for count, vectors in rest)
+            for part in range(self.threads)
+        ]
+        return max(own) * self.threads / (self.rows * self.cols)
 
     def shares_channels(self, tile: Tile) -> bool:
         """Whether threads divide the output channels, because there are too few tiles to divide.
@@ -112,6 +118,11 @@ class Problem:
         Tiles are better: what a thread reads is then mostly what it wrote itself, in its own core's cache.
         """
         return self.threads > 1 and self.unevenness(tile) > 1.34
+
+
+def _share(count: int, part: int, parts: int) -> int:
+    """How many of `count` pieces a thread gets: `share_of` of kernels.c."""
+    return count * (part + 1) // parts - count * part // parts
 
 
 FIRST_LEVEL = 26 * 1024

@@ -1,0 +1,36 @@
+"""How threads divide the tiles of a layer."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from regrow.deploy.engine.tiles import Problem, Tile
+
+
+def problem(rows: int, cols: int, threads: int) -> Problem:
+    return Problem(rows, cols, 1, (3, 3), (1, 1), 8, 1.0, threads=threads)
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "tile", "threads", "uneven"),
+    [
+        (8, 4, Tile(1, 2, 4), 1, 1.0),
+        (8, 4, Tile(1, 2, 4), 2, 1.0),
+        (7, 4, Tile(1, 1, 4), 2, 8 / 7),
+        (7, 4, Tile(1, 2, 4), 2, 8 / 7),  # three tiles of two rows, and the row that is left for who has one of them
+        (7, 1, Tile(1, 7, 1), 2, 2.0),
+        (1, 7, Tile(4, 1, 2), 2, 8 / 7),
+    ],
+)
+def test_the_slowest_thread(rows: int, cols: int, tile: Tile, threads: int, uneven: float) -> None:
+    assert problem(rows, cols, threads).unevenness(tile) == pytest.approx(uneven)
+
+
+@given(
+    st.integers(1, 20), st.integers(1, 20), st.integers(1, 8), st.sampled_from([1, 2, 4, 7]), st.sampled_from([1, 2, 4])
+)
+def test_nobody_does_all_unless_there_is_one_tile(rows: int, cols: int, threads: int, down: int, across: int) -> None:
+    uneven = problem(rows, cols, threads).unevenness(Tile(1, min(down, rows), min(across, cols)))
+    assert 1 <= uneven + 1e-9 <= threads + 1e-6
