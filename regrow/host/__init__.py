@@ -1,1 +1,1 @@
-"""The training that a pruner is a guest in: parameters and their memory, optimizers, processes, the caller's line."""
+"""What a pruner is a guest in: parameters and their memory, optimizers, processes and cores, the caller's words."""

@@ -225,6 +225,10 @@ INLINE char *locate(const struct frame *f, int64_t at)
     return at == INPUT ? (char *)f->x : at == OUTPUT ? (char *)f->y : f->arena + at;
 }
 
+/* Whether nobody has the rows above our share of the image, or those below. */
+INLINE int topmost(const struct frame *f) { return f->rows_share == 0; }
+INLINE int lowest(const struct frame *f) { return f->rows_share + 1 == f->rows_shares; }
+
 /* Our share of n pieces of work: pieces first .. last - 1. */
 struct share {
     int first, last;
@@ -453,7 +457,7 @@ struct tile {
     vec *spare; /* for sums that have to leave the registers */
     const struct edges *edges; /* of the output and of the tail that are written along, or NULL */
     int row;
-    int topmost, lowest; /* whether nobody has the rows above or below our share */
+    int topmost, lowest; /* the share of rows that it belongs to */
 };
 
 #define CELL(p, i, row) ((p) + (i) / across * (int64_t)(row) + (i) % across * VECTOR)
@@ -720,8 +724,8 @@ INLINE struct tile tile_at(const struct conv *op, const struct frame *f, int row
     t.scratch = f->arena + op->scratch + f->part * scratch_size;
     t.box = f->arena + op->box;
     t.tail_box = f->arena + op->tail_box;
-    t.topmost = f->rows_share == 0;
-    t.lowest = f->rows_share + 1 == f->rows_shares;
+    t.topmost = topmost(f);
+    t.lowest = lowest(f);
     return t;
 }
 

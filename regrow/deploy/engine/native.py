@@ -129,7 +129,7 @@ class Borders(ctypes.Structure):
     _fields_: ClassVar[Fields] = [
         ("image", Planes),
         *((name, c_int64) for name in ("box", "sides")),
-        *((name, c_int32) for name in ("above", "below", "left", "right", "channels", "rows", "cols", "unused")),
+        *((name, c_int32) for name in ("above", "below", "left", "right", "channels", "rows", "cols")),
     ]
 
 

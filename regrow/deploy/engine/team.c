@@ -132,7 +132,6 @@ struct borders {
     int32_t above, below; /* rows of the halo that come from the neighbours, or are padding */
     int32_t left, right;
     int32_t channels, rows, cols;
-    int32_t unused;
 };
 
 /* What an operation needs from the neighbours, and what they need from it: struct borders, or ABSENT. */
@@ -146,7 +145,6 @@ struct party {
     struct team *team;
     struct frame frame;
     int64_t arena_bytes;
-    int first, last; /* whether our share is at the image's edge */
 };
 
 /* Channel after channel for each cell of a row: there are many channels and few cells. */
@@ -240,11 +238,11 @@ static void lend(const struct party *p, const struct borders *b)
 {
     const struct frame *f = &p->frame;
     if (b == NULL) return;
-    if (p->first)
+    if (topmost(f))
         clear_rows(b, f, -b->above, b->above);
     else
         lend_rows(b, f, f->arena + b->box, 0, b->below);
-    if (p->last)
+    if (lowest(f))
         clear_rows(b, f, b->rows, b->below);
     else
         lend_rows(b, f, f->arena + box_for_below(b), b->rows - b->above, b->above);
@@ -252,10 +250,10 @@ static void lend(const struct party *p, const struct borders *b)
 
 static void borrow(const struct party *p, const struct borders *b)
 {
-    const char *arena = p->frame.arena;
+    const struct frame *f = &p->frame;
     if (b == NULL) return;
-    if (!p->first) borrow_rows(b, &p->frame, arena - p->arena_bytes + box_for_below(b), -b->above, b->above);
-    if (!p->last) borrow_rows(b, &p->frame, arena + p->arena_bytes + b->box, b->rows, b->below);
+    if (!topmost(f)) borrow_rows(b, f, f->arena - p->arena_bytes + box_for_below(b), -b->above, b->above);
+    if (!lowest(f)) borrow_rows(b, f, f->arena + p->arena_bytes + b->box, b->rows, b->below);
 }
 
 INLINE int whole_tiles(const struct conv *op, int rows) { return (rows + op->down - 1) / op->down * op->down; }
@@ -265,12 +263,12 @@ struct rows {
 };
 
 /* Rows first .. last - 1 of a convolution's output, for which nobody else waits; none of what runs as a whole. */
-static struct rows inner_rows(const struct party *p, const struct op *op, const struct exchange *e)
+static struct rows inner_rows(const struct frame *f, const struct op *op, const struct exchange *e)
 {
     const struct conv *conv = &op->as.conv;
     if (op->kind != CONV) return (struct rows){0, 0};
-    const int above = p->first ? 0 : whole_tiles(conv, e->lent_above);
-    const int below = p->last ? 0 : whole_tiles(conv, e->lent_below);
+    const int above = topmost(f) ? 0 : whole_tiles(conv, e->lent_above);
+    const int below = lowest(f) ? 0 : whole_tiles(conv, e->lent_below);
     return (struct rows){above, conv->rows - below};
 }
 
@@ -283,7 +281,7 @@ static void run_shared(const struct party *p, const struct op *op)
     const struct exchange *e = &nothing;
     if (op->exchange != ABSENT) e = (const struct exchange *)(p->frame.constants + op->exchange);
     const struct conv *conv = &op->as.conv;
-    const struct rows inner = inner_rows(p, op, e);
+    const struct rows inner = inner_rows(&p->frame, op, e);
     const int borders_first = inner.first < inner.last;
     await(p->team, p->frame.rows_share);
     borrow(p, borders_at(p, e->borrows));
@@ -317,7 +315,7 @@ static void run_share(struct team *team, const struct job *job, int share, int i
 {
     const struct frame f = {job->constants, job->arenas + share * job->arena_bytes, job->x + image * job->x_floats,
                             job->y + image * job->y_floats, 0, 1, share, team->size};
-    const struct party p = {team, f, job->arena_bytes, share == 0, share == team->size - 1};
+    const struct party p = {team, f, job->arena_bytes};
     double before = job->seconds ? now(job->clock) : 0;
     for (int i = 0, alone = 0; i < job->count; i++) {
         const struct op *op = job->ops + i;
