@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regrow.deploy.container import write_atomically
 from regrow.deploy.engine.build import Kernels, kernel_source
 from regrow.deploy.engine.c_text import float_literal, initializer
 from regrow.deploy.engine.capture import capture
@@ -28,6 +27,7 @@ from regrow.deploy.engine.steps import Schedule
 from regrow.deploy.engine.tiles import Shape, shapes_of
 from regrow.deploy.engine.weights import Format, rounded
 from regrow.deploy.files import unwrapped
+from regrow.host.disk import write_atomically
 
 BITS = {"fp32": 32, "fp16": 16, "int8": 8}
 

@@ -7,17 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from regrow.deploy.container import (
-    MAGIC,
-    PACKED,
-    FormatError,
-    locate,
-    opened,
-    read_json,
-    safetensors,
-    write_atomically,
-)
+from regrow.deploy.container import MAGIC, PACKED, FormatError, locate, opened, read_json, safetensors
 from regrow.deploy.rebuild import assemble, difference, from_json, skeleton, to_json
+from regrow.host.disk import write_atomically
 from regrow.models import Architecture
 
 

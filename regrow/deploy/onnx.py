@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from regrow.deploy.container import write_atomically
 from regrow.deploy.files import unwrapped
+from regrow.host.disk import write_atomically
 
 TOLERANCE = 1e-4
 """How far ONNX Runtime may be from torch, relative to the largest output (and absolutely, if that is below one)."""

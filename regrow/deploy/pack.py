@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from regrow.deploy.coding.index import Spec, known_of
 from regrow.deploy.coding.planes import Index, join, read_index, split
 from regrow.deploy.coding.tensor_code import StoredTensor, restored
-from regrow.deploy.container import FormatError, locate, write_atomically
+from regrow.deploy.container import FormatError, locate
 from regrow.deploy.files import contents, load_model
 from regrow.deploy.rebuild import construct, fill, from_json, skeleton
 from regrow.deploy.sealed import seal, unseal
+from regrow.host.disk import write_atomically
 from regrow.models import Architecture
 
 Dtype = Literal["fp32", "fp16", "bf16", "int8"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from regrow.deploy.container import write_atomically
+from regrow.host.disk import write_atomically
 
 
 def to_program(model: nn.Module, example_input: Tensor, path: str | Path) -> None:

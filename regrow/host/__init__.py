@@ -1,1 +1,1 @@
-"""What a pruner is a guest in: parameters and their memory, optimizers, processes and cores, the caller's words."""
+"""What regrow is a guest in: parameters and their memory, optimizers, processes, cores, disks, the caller's words."""

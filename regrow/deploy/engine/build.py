@@ -15,11 +15,11 @@ from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 
-from regrow.deploy.container import write_atomically
 from regrow.deploy.engine import native
 from regrow.deploy.engine.layout import side_bytes
 from regrow.deploy.engine.tiles import SHAPES, Shape
 from regrow.host.cores import cores
+from regrow.host.disk import write_atomically
 
 COMPILERS = ("gcc", "clang", "cc")
 

@@ -12,7 +12,6 @@ from statistics import median
 
 import torch
 
-from regrow.deploy.container import write_atomically
 from regrow.deploy.engine.build import Library, cache_folder
 from regrow.deploy.engine.fitted import separate_halos
 from regrow.deploy.engine.plan import write_plan
@@ -21,6 +20,7 @@ from regrow.deploy.engine.runners import Division, NativeRunner, usual_division
 from regrow.deploy.engine.steps import Schedule
 from regrow.deploy.engine.tiles import Problem, Tile, candidates
 from regrow.deploy.engine.writer import Walks
+from regrow.host.disk import write_atomically
 
 ROUNDS = 24
 """Tiles tried for each convolution, the most promising first."""
