@@ -4,7 +4,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from regrow.deploy.files import unwrapped
+from regrow.deploy.exportable import any_batch, exportable
 from regrow.host.disk import write_atomically
 
 TOLERANCE = 1e-4
@@ -33,19 +32,20 @@ def to_onnx(
 ) -> None:
     """Write `model` in evaluation mode as one ONNX file whose first dimension, the batch, is free.
 
-    With `check` the file is run by ONNX Runtime at three batch sizes first, and written only if it agrees with
-    torch to `TOLERANCE`. With `sparse`, weights that are sparse enough (below a third for fp32) become sparse
-    initializers: 12 bytes for each non-zero instead of 4 for each element. ONNX Runtime makes them dense when it
-    loads the file, so this saves space, not time; a runtime that knows only dense initializers refuses the file.
+    The file is valid ONNX, or not written. With `check` it is run by ONNX Runtime at three batch sizes first, and
+    written only if it agrees with torch to `TOLERANCE`. With `sparse`, weights that are sparse enough (below a third
+    for fp32) become sparse initializers: 12 bytes for each non-zero instead of 4 for each element. ONNX Runtime makes
+    them dense when it loads the file, so this saves space, not time; a runtime that knows only dense initializers
+    refuses the file.
     """
-    inputs = example_input if isinstance(example_input, tuple) else (example_input,)
-    # A batch of one would be taken for a constant.
-    inputs = tuple(torch.cat([value, value]).cpu() if len(value) == 1 else value.cpu() for value in inputs)
-    network = deepcopy(unwrapped(model)).cpu().eval()
+    network, inputs = exportable(model, example_input)
+    network, inputs = network.cpu(), tuple(value.cpu() for value in inputs)
     proto = _export(network, inputs)
     if sparse:
         _make_sparse(proto)
     data: bytes = proto.SerializeToString()
+    (checker,) = _needed("onnx.checker")
+    checker.check_model(data)
     if check:
         _compare(network, inputs, data)
     write_atomically(path, data)
@@ -53,13 +53,12 @@ def to_onnx(
 
 def _export(network: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
     _needed("onnx", "onnxscript")
-    batch = torch.export.Dim("batch", min=1)
     with _quietly(), torch.no_grad():
         program = torch.onnx.export(
             network,
             inputs,
             dynamo=True,
-            dynamic_shapes=tuple({0: batch} for _ in inputs),
+            dynamic_shapes=any_batch(inputs),
             verbose=False,
         )
     if program is None:
@@ -68,13 +67,14 @@ def _export(network: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
 
 
 def _make_sparse(proto: Any) -> None:
-    """Store each initializer in the smaller of its two forms."""
+    """Store each weight in the smaller of its two forms; what is no weight, such as the bounds of a clamp, as it is."""
     onnx, helper = _needed("onnx", "onnx.numpy_helper")
     dense = []
     for initializer in proto.graph.initializer:
         array = helper.to_array(initializer)
         positions = np.flatnonzero(array)
-        if array.nbytes <= len(positions) * (array.itemsize + _INDEX_BYTES):
+        is_weight = array.ndim >= 2 and np.issubdtype(array.dtype, np.floating)
+        if not is_weight or array.nbytes <= len(positions) * (array.itemsize + _INDEX_BYTES):
             dense.append(initializer)
             continue
         values = helper.from_array(array.reshape(-1)[positions], initializer.name)
@@ -91,9 +91,9 @@ def _compare(network: nn.Module, inputs: tuple[Tensor, ...], data: bytes) -> Non
     names = [value.name for value in session.get_inputs()]
     for size in (len(inputs[0]), 1, len(inputs[0]) + 1):
         batch = [torch.cat([value, value])[:size] for value in inputs]
-        with torch.no_grad():
-            expected = network(*batch)
         results = session.run(None, {name: value.numpy() for name, value in zip(names, batch, strict=True)})
+        with torch.no_grad():
+            expected = network(*batch)  # last: it may change its input in place
         outputs = expected if isinstance(expected, tuple | list) else [expected]
         for result, output in zip(results, outputs, strict=True):
             _agree(result, output.numpy(), size)

@@ -6,14 +6,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from regrow.deploy.exportable import any_batch, exportable
 from regrow.host.disk import write_atomically
 
 
-def to_program(model: nn.Module, example_input: Tensor, path: str | Path) -> None:
+def to_program(model: nn.Module, example_input: Tensor | tuple[Tensor, ...], path: str | Path) -> None:
     """Write `model` in evaluation mode for `torch.export.load(path).module()`; the batch size is free."""
-    batch = torch.export.Dim("batch", min=1)
+    network, inputs = exportable(model, example_input)
     with torch.no_grad():
-        program = torch.export.export(model.eval(), (example_input,), dynamic_shapes=({0: batch},))
+        program = torch.export.export(network, inputs, dynamic_shapes=any_batch(inputs))
     stream = io.BytesIO()
     torch.export.save(program, stream)
     write_atomically(path, stream.getvalue())

@@ -95,3 +95,35 @@ def test_a_file_that_differs_from_torch_is_not_written(tmp_path):
         to_onnx(Unlike(), torch.randn(2, 3), tmp_path / "x.onnx")
 
     assert not list(tmp_path.iterdir())
+
+
+class Bounded(nn.Module):
+    """Has a constant zero without dimensions, changes its input in place, and every weight is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 8)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1).sum() + self.linear(x).clamp(0.0, 0.2)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_only_weights_become_sparse(check, tmp_path):
+    to_onnx(Bounded(), torch.randn(2, 6), tmp_path / "x.onnx", sparse=True, check=check)
+
+    onnx.checker.check_model(tmp_path / "x.onnx")
+    sparse = onnx.load(tmp_path / "x.onnx").graph.sparse_initializer
+    assert [initializer.values.name for initializer in sparse] == ["linear.weight"]
+
+
+def test_what_is_not_valid_is_not_written(tmp_path, monkeypatch):
+    def refuse(_: bytes) -> None:
+        raise onnx.checker.ValidationError("no ONNX")
+
+    monkeypatch.setattr(onnx.checker, "check_model", refuse)
+    with pytest.raises(onnx.checker.ValidationError):
+        to_onnx(nn.Linear(3, 3), torch.randn(2, 3), tmp_path / "x.onnx", check=False)
+
+    assert not list(tmp_path.iterdir())
