@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from regrow.deploy.files import unwrapped
 from regrow.deploy.shrink.capture import UntraceableError, capture
 from regrow.deploy.shrink.operations import analyse
 from regrow.deploy.shrink.plan import make_plan
@@ -38,7 +39,7 @@ def shrink(model: nn.Module, example_input: Any, *, round_to: int = 1, gather: b
     Removes all-zero filters of convolutions and rows of linear layers, everything that only they fed or that only fed
     them, and whole branches that vanish; also the dead inputs and outputs of unstructured-sparse layers. Layers keep
     their names. The result is a `torch.fx.GraphModule` of ordinary layers: it can be trained, saved, copied, compiled
-    and exported. `model` is not changed.
+    and exported. `model` is not changed; what `torch.compile` or data parallelism wrapped is unwrapped first.
 
     `example_input` is a batch of inputs (a tuple for several arguments); the result works for other batch sizes and
     resolutions as far as the model does. `round_to=8` or `16` keeps channel counts that dense runtimes like.
@@ -58,14 +59,14 @@ def shrink(model: nn.Module, example_input: Any, *, round_to: int = 1, gather: b
     if isinstance(example_input, tuple | list) and all(isinstance(each, int) for each in example_input):
         raise TypeError(f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), got {example_input!r}")
     inputs = tuple(example_input) if isinstance(example_input, tuple | list) else (example_input,)
-    original = copy.deepcopy(model).eval()
-    with torch.no_grad():
-        expected = original(*inputs)  # an input that does not fit is the model's own error, before anything else
+    original = copy.deepcopy(unwrapped(model)).eval()
+    with torch.no_grad():  # an input that does not fit is the model's own error, before anything else
+        expected = original(*_copied(inputs))
     try:
         small: nn.Module
-        small, layers = _shrunk(copy.deepcopy(original), inputs, round_to=round_to, gather=gather)
+        small, layers = _shrunk(copy.deepcopy(original), _copied(inputs), round_to=round_to, gather=gather)
         with torch.no_grad():
-            difference = _difference(expected, small(*inputs))
+            difference = _difference(expected, small(*_copied(inputs)))
         if difference is not None:
             raise UntraceableError(f"the shrunk model's outputs differ by {difference:.3g}")
         failed = ""
@@ -94,6 +95,11 @@ def _shrunk(
     layers = describe(traced, flow, plan, whole)
     rewrite(traced, flow, plan)
     return traced, layers
+
+
+def _copied(inputs: tuple[Any, ...]) -> Any:
+    """Inputs of their own for a run of the model, which may change them in place; the user's stay as they are."""
+    return pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), inputs)
 
 
 def _difference(expected: Any, found: Any) -> float | None:
