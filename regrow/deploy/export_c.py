@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from regrow.deploy.c_names import function_name
 from regrow.deploy.engine.build import Kernels, kernel_source
 from regrow.deploy.engine.c_text import float_literal, initializer
 from regrow.deploy.engine.capture import capture
@@ -29,6 +29,9 @@ from regrow.deploy.engine.weights import Format, rounded
 from regrow.deploy.files import unwrapped
 from regrow.host.disk import write_atomically
 
+OWN_NAMES = "constants plan arena f i x y expected error largest difference"
+"""What is defined in the files beside kernels.c."""
+
 BITS = {"fp32": 32, "fp16": 16, "int8": 8}
 
 
@@ -36,10 +39,12 @@ BITS = {"fp32": 32, "fp16": 16, "int8": 8}
 class CExport:
     """What was written, what it needs on the device, and how far it is from the model.
 
+    `name` is the function that runs the network.
     `flash` is constants and plan; the kernels' code comes on top (20 to 60 KB). `ram` is the static arena.
     `error` is relative to the largest output on the example; rounding weights to fp16 or int8 is what it measures.
     """
 
+    name: str
     source: Path
     header: Path
     main: Path
@@ -53,9 +58,11 @@ def export_c(
 ) -> CExport:
     """Write `model` as `path` (one dependency-free C99 file), a header, and a `main` that checks itself.
 
-    The file defines `void NAME(const float *x, float *y)` for one image, NAME being the file's name. It needs a C99
-    compiler with vector extensions (gcc or clang, for any processor) and the C library; `-O2 -ffp-contract=fast`
-    makes it fast. `NAME_main.c` runs the first image of `example_input` and compares the result with what torch says.
+    The file defines `void NAME(const float *x, float *y)` for one image, NAME being the file's name, or net_ and that
+    where it is a word of C, of its library or of the file itself (exp.c, int.c, relu.c). It needs a C99 compiler with
+    vector extensions (gcc or clang, for any processor) and the C library; `-O2 -ffp-contract=fast` makes it fast.
+    Beside it, the file that ends in `_main.c` runs the first image of `example_input` and compares the result with
+    what torch says.
 
     `weights` "fp16" and "int8" (one scale per output channel) take less flash. `lanes` is the number of floats in the
     device's vector registers: 4 for NEON and SSE, 8 for AVX2, 16 for AVX-512.
@@ -75,12 +82,13 @@ def export_c(
     steps = schedule(graph, lanes)  # without joining shortcuts: int8 weights have one scale for each output channel
     plan = write_plan(steps, weights=weights)
     expected, y = TorchRunner(exact)(example), TorchRunner(graph)(example)
-    name = _identifier(path.stem)
+    name = function_name(path.stem, kernel_source(), OWN_NAMES)
     header, main = path.with_suffix(".h"), path.with_name(f"{path.stem}_main.c")
     write_atomically(path, _source(name, header.name, plan, _shapes(steps, plan), BITS[weights]).encode())
     write_atomically(header, _header(name, graph).encode())
     write_atomically(main, _main(name, header.name, example, y).encode())
     return CExport(
+        name,
         path,
         header,
         main,
@@ -90,17 +98,26 @@ def export_c(
     )
 
 
-def _identifier(stem: str) -> str:
-    plain = re.sub(r"\W", "_", stem, flags=re.ASCII)
-    return plain if re.match(r"[a-zA-Z]", plain) else f"net_{plain}"
-
-
 def _rounded(graph: Graph, weights: Format) -> Graph:
     nodes = (
-        replace(node, weight=rounded(node.weight, weights)) if isinstance(node, Conv | Linear) else node
+        replace(node, weight=_rounded_weight(node, weights)) if isinstance(node, Conv | Linear) else node
         for node in graph.nodes
     )
     return Graph(tuple(nodes), graph.output)
+
+
+def _rounded_weight(node: Conv | Linear, weights: Format) -> Tensor:
+    """A layer's weights, batch norm included, as the format can express them; a ValueError if it cannot."""
+    finite = node.weight.isfinite()
+    if weights == "int8" and not bool(finite.all()):
+        raise ValueError(f"{node.name!r} has weights that are not finite, which int8 cannot hold; use weights='fp32'.")
+    weight = rounded(node.weight, weights)
+    if bool((weight.isinf() & finite).any()):
+        peak = node.weight[finite].abs().max().item()
+        raise ValueError(
+            f"{node.name!r} has weights up to {peak:.3g}, beyond the range of {weights}; use weights='fp32'."
+        )
+    return weight
 
 
 def _shapes(steps: Schedule, plan: Plan) -> list[Shape]:

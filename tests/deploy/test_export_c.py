@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regrow.deploy.engine.build import load_library
-from regrow.deploy.export_c import CExport, export_c
+from regrow.deploy.c_names import function_name
+from regrow.deploy.engine.build import kernel_source, load_library
+from regrow.deploy.engine.weights import Format
+from regrow.deploy.export_c import OWN_NAMES, CExport, export_c
 from regrow.models import build
 from tests.deploy.networks import Dense, Excite, sparsify
 
@@ -105,6 +107,44 @@ def test_two_networks_live_in_one_program(tmp_path: Path) -> None:
     command = ["gcc", *STRICT, str(main), str(one.source), str(two.source), "-o", str(tmp_path / "both"), "-lm"]
     assert subprocess.run(command).returncode == 0
     assert subprocess.run([str(tmp_path / "both")]).returncode == 0
+
+
+@NEEDS_GCC
+@pytest.mark.parametrize(
+    "stem",
+    ["main", "int", "bool", "exp", "index", "printf", "relu", "plan", "max", "load", "LANES", "x", "error", "math"],
+)
+def test_a_file_may_be_called_by_any_word(tmp_path: Path, stem: str) -> None:
+    export = export_c(nn.Linear(5, 4).eval(), torch.randn(1, 5), tmp_path / f"{stem}.c")
+    assert export.name == f"net_{stem}"
+    sources = [str(export.source), str(export.main)]
+    for standard in ("c99", "gnu17"):
+        command = ["gcc", *STRICT, f"-std={standard}", *sources, "-o", str(tmp_path / "program"), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        run(tmp_path / "program", [])
+
+
+@pytest.mark.parametrize("stem", ["net", "model", "resnet20", "my_network"])
+def test_names_that_nobody_else_has_are_kept(stem: str) -> None:
+    assert function_name(stem, kernel_source(), OWN_NAMES) == stem
+
+
+@pytest.mark.parametrize(
+    ("weight", "weights", "message"),
+    [
+        (7e4, "fp16", r"'0' has weights up to 7e\+04, beyond the range of fp16; use weights='fp32'"),
+        (float("inf"), "int8", "'0' has weights that are not finite, which int8 cannot hold"),
+    ],
+)
+def test_weights_that_a_format_cannot_hold_are_refused(
+    tmp_path: Path, weight: float, weights: Format, message: str
+) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU()).eval()
+    nn.init.constant_(model[0].weight, weight)
+    with pytest.raises(ValueError, match=message):
+        export_c(model, torch.randn(1, 5), tmp_path / "net.c", weights=weights)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_small_formats_need_less_flash_and_say_what_they_cost(tmp_path: Path) -> None:
