@@ -80,9 +80,7 @@ def machine_limits(lanes: int) -> dict[str, dict[str, float]]:
         source, library = Path(folder) / "limits.c", Path(folder) / "limits.so"
         source.write_text(SOURCE)
         flags = ("-O3", "-march=native", *NARROWER[lanes], f"-DLANES={lanes}", "-ffp-contract=fast")
-        subprocess.run(
-            [find_compiler() or "cc", *flags, "-fPIC", "-shared", str(source), "-o", str(library)], check=True
-        )
+        subprocess.run([*find_compiler(), *flags, "-fPIC", "-shared", str(source), "-o", str(library)], check=True)
         seconds = ctypes.CDLL(str(library)).seconds
     seconds.restype = ctypes.c_double
     seconds.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_long, ctypes.c_int]

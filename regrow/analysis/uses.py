@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from regrow.host.modes import evaluating
+
 aten = torch.ops.aten
 
 _CONVOLUTIONS = {aten.convolution, aten._convolution, aten.cudnn_convolution, aten.convolution_overrideable}
@@ -54,23 +56,19 @@ def count_uses(model: nn.Module, parameters: Mapping[str, Tensor], example: Tens
 @contextmanager
 def _plain_evaluation(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, and none of the fused kernels (recurrence, attention) that would hide products."""
-    modes = [(module, module.training) for module in model.modules()]
     backends: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cudnn)
     fused = [(backend, backend.enabled) for backend in backends]
     fast_attention = torch.backends.mha.get_fastpath_enabled()
     try:
-        model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
         for backend, _ in fused:
             backend.enabled = False
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        with evaluating(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_attention)
         for backend, enabled in fused:
             backend.enabled = enabled
-        for module, training in modes:
-            module.training = training
 
 
 class _Counter(TorchDispatchMode):

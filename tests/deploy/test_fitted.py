@@ -18,8 +18,9 @@ from regrow.deploy.engine.fitted import CONV, HALO, fitted, separate_halos
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.plan import Plan, write_plan
 from regrow.deploy.engine.problems import conv_steps, problem_of, region_of
-from regrow.deploy.engine.runners import Division, NativeRunner
+from regrow.deploy.engine.runners import NativeRunner
 from regrow.deploy.engine.schedule import schedule
+from regrow.deploy.engine.sessions import Division
 from regrow.deploy.engine.tiles import candidates
 from regrow.models import build
 from tests.deploy.networks import networks, sparsify
@@ -49,7 +50,7 @@ def check_plan(model: nn.Module, x: Tensor, plan: Plan, threads: int = 1) -> int
     NativeRunner(library, plan, threads=threads, divide=Division.TOGETHER).run(x, y)
     runner = NativeRunner(fit_library(library, kernels), own_plan, threads=threads, divide=Division.TOGETHER)
     runner.run(x, own_y)
-    for session in runner._idle:  # cells that nobody writes would show as what is not a number
+    for session in runner._pool._idle:  # cells that nobody writes would show as what is not a number
         ctypes.memset(session.arenas.address, 0xFF, own_plan.arena_bytes)
     runner.run(x, own_y)
     assert torch.equal(y, own_y)

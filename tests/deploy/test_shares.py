@@ -114,7 +114,7 @@ def check(runner: NativeRunner, model: nn.Module, x: Tensor) -> None:
     with torch.no_grad():
         expected = model(x)
     run(runner, x, expected.shape[1])
-    arenas = runner._idle[0].arenas
+    arenas = runner._pool._idle[0].arenas
     arenas.write(b"\xff" * arenas.size)
     for _ in range(3):
         y = run(runner, x, expected.shape[1])

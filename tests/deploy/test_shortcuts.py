@@ -20,7 +20,8 @@ from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.graph import Conv, Graph
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.reference import TorchRunner
-from regrow.deploy.engine.runners import Division, NativeRunner
+from regrow.deploy.engine.runners import NativeRunner
+from regrow.deploy.engine.sessions import Division
 from regrow.deploy.engine.shortcuts import join_shortcuts
 from regrow.deploy.engine.steps import ConvStep, PointwiseStep
 from tests.deploy.networks import sparsify

@@ -15,8 +15,8 @@ from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.fitted import fitted
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.plan import Plan, write_plan
-from regrow.deploy.engine.runners import Division
 from regrow.deploy.engine.schedule import schedule
+from regrow.deploy.engine.sessions import Division
 from regrow.deploy.engine.shares import share_schedule
 from regrow.models import build
 from tests.deploy.networks import sparsify

@@ -31,10 +31,18 @@ def test_a_busy_moment_does_not_decide_what_is_sooner(
     one: float, other: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, x = cast(NativeRunner, None), torch.empty(0)
+    monkeypatch.setattr(tune, "SHARING_SECONDS", 0.0)
     for busy in range(TURNS):
         times = iter([time * (3 if turn == busy else 1) for turn in range(TURNS) for time in (one, other)])
         monkeypatch.setattr(tune, "_least", lambda *_, times=times: next(times))
         assert tune.sooner(runner, runner, x, x) is (one < other)
+
+
+def test_a_machine_that_is_busy_for_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, x = cast(NativeRunner, None), torch.empty(0)
+    times = iter([time for turn in range(TURNS + 3) for time in (3.0 if turn < TURNS + 2 else 1.0, 2.0)])
+    monkeypatch.setattr(tune, "_least", lambda *_: next(times))
+    assert tune.sooner(runner, runner, x, x)
 
 
 def test_one_lucky_moment_does_not_make_a_tile_the_fastest() -> None:

@@ -6,9 +6,11 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -80,7 +82,7 @@ class Library:
     handle: ctypes.CDLL
     lanes: int
     key: str
-    compiler: str
+    compiler: tuple[str, ...]
     flags: tuple[str, ...]
 
     def peak(self) -> float:
@@ -97,14 +99,20 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "regrow"
 
 
-def find_compiler() -> str | None:
-    """The compiler that `$CC` names, or the first of gcc, clang and cc that exists."""
+def find_compiler() -> tuple[str, ...]:
+    """The command that `$CC` names, with its arguments, or the first of gcc, clang and cc that exists."""
     named = os.environ.get("CC")
-    for candidate in (named,) if named is not None else COMPILERS:
+    if named is not None:
+        program, *arguments = shlex.split(named) or [named]
+        found = shutil.which(program)
+        if found is None:
+            raise NoCompilerError(f"$CC is {named!r}, which was not found.")
+        return (found, *arguments)
+    for candidate in COMPILERS:
         found = shutil.which(candidate)
-        if found:
-            return found
-    return None
+        if found is not None:
+            return (found,)
+    raise NoCompilerError(f"no C compiler found (looked for {', '.join(COMPILERS)}).")
 
 
 def kernel_source(name: str = "kernels.c") -> str:
@@ -114,10 +122,7 @@ def kernel_source(name: str = "kernels.c") -> str:
 
 def load_library(*, lanes: int | None = None) -> Library:
     """The kernels for this machine, built now if they never were; `lanes` asks for narrower vectors than it has."""
-    compiler = find_compiler()
-    if compiler is None:
-        raise NoCompilerError(f"no C compiler found (looked for $CC, {', '.join(COMPILERS)}).")
-    return _load(compiler, _flags(lanes), str(cache_folder()), Kernels(SHAPES))
+    return _load(find_compiler(), _flags(lanes), str(cache_folder()), Kernels(SHAPES))
 
 
 def fit_library(library: Library, kernels: Kernels) -> Library:
@@ -144,14 +149,45 @@ def _flags(lanes: int | None) -> tuple[str, ...]:
 
 
 @cache
-def _load(compiler: str, flags: tuple[str, ...], folder: str, kernels: Kernels) -> Library:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    identity = "\n".join([*kernels.sources(1), compiler, version, *flags, _processor()])
+def _load(compiler: tuple[str, ...], flags: tuple[str, ...], folder: str, kernels: Kernels) -> Library:
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    identity = "\n".join([*kernels.sources(1), *compiler, version, *flags, _processor()])
     key = hashlib.sha256(identity.encode()).hexdigest()[:20]
     path = Path(folder) / f"kernels-{key}.so"
-    if not path.exists():
-        _compile(compiler, flags, kernels.sources(_units(kernels)), path)
-    handle = ctypes.CDLL(str(path))
+    handle = _known(path)
+    if handle is None:
+        with tempfile.TemporaryDirectory() as build:
+            built = _compile(compiler, flags, kernels.sources(_units(kernels)), Path(build))
+            handle = _declared(str(path if remember(path, built.read_bytes()) else built))
+    return Library(handle, handle.regrow_lanes(), key, compiler, flags)
+
+
+def remember(path: Path, content: bytes) -> bool:
+    """Write a file of the cache; where that is impossible, say so and go on without."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        warnings.warn(
+            f"{path.parent} cannot be written ({error.strerror or error}): what is built and measured for this model "
+            "is lost when the program ends. Set REGROW_CACHE to a folder that can be.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+def _known(path: Path) -> ctypes.CDLL | None:
+    """The library that was built earlier, unless something has happened to it."""
+    try:
+        return _declared(str(path)) if path.exists() else None
+    except OSError:  # empty or damaged: it is built again
+        return None
+
+
+def _declared(path: str) -> ctypes.CDLL:
+    """A library with the types of its functions."""
+    handle = ctypes.CDLL(path)
     handle.regrow_team_new.restype = ctypes.c_void_p
     handle.regrow_team_new.argtypes = [ctypes.c_int, ctypes.c_int]
     handle.regrow_team_free.argtypes = [ctypes.c_void_p]
@@ -162,8 +198,8 @@ def _load(compiler: str, flags: tuple[str, ...], folder: str, kernels: Kernels) 
     sizes = [getattr(handle, f"regrow_sizeof_{name}")() for name in ("op", "borders", "exchange", "side")]
     expected = [ctypes.sizeof(structure) for structure in (native.Op, native.Borders, native.Exchange)]
     if sizes != [*expected, side_bytes(handle.regrow_lanes())]:
-        raise NoCompilerError(f"{path} does not match this version of regrow; delete it.")
-    return Library(handle, handle.regrow_lanes(), key, compiler, flags)
+        raise RuntimeError(f"{path} was built from other sources than this regrow's; delete it.")
+    return handle
 
 
 def _units(kernels: Kernels) -> int:
@@ -181,21 +217,21 @@ def _processor() -> str:
     return "\n".join(sorted(set(kept)))
 
 
-def _compile(compiler: str, flags: tuple[str, ...], sources: list[str], path: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        units = [Path(folder) / f"kernels{number}.c" for number in range(len(sources))]
-        for unit, source in zip(units, sources, strict=True):
-            unit.write_text(source)
-        compiling = [[*flags, "-fPIC", "-c", str(unit), "-o", str(unit.with_suffix(".o"))] for unit in units]
-        built = Path(folder) / "kernels.so"
-        linking = ["-shared", "-pthread", *(str(unit.with_suffix(".o")) for unit in units), "-o", str(built), "-lm"]
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(partial(_call, compiler), compiling))
-        _call(compiler, linking)
-        write_atomically(path, built.read_bytes())
+def _compile(compiler: tuple[str, ...], flags: tuple[str, ...], sources: list[str], folder: Path) -> Path:
+    """The library, built in `folder`."""
+    units = [folder / f"kernels{number}.c" for number in range(len(sources))]
+    for unit, source in zip(units, sources, strict=True):
+        unit.write_text(source)
+    compiling = [[*flags, "-fPIC", "-c", str(unit), "-o", str(unit.with_suffix(".o"))] for unit in units]
+    built = folder / "kernels.so"
+    linking = ["-shared", "-pthread", *(str(unit.with_suffix(".o")) for unit in units), "-o", str(built), "-lm"]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(partial(_call, compiler), compiling))
+    _call(compiler, linking)
+    return built
 
 
-def _call(compiler: str, arguments: list[str]) -> None:
-    done = subprocess.run([compiler, *arguments], capture_output=True, text=True, check=False)
+def _call(compiler: tuple[str, ...], arguments: list[str]) -> None:
+    done = subprocess.run([*compiler, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise NoCompilerError(f"{compiler} could not build the kernels:\n{done.stderr.strip()[:2000]}")
+        raise NoCompilerError(f"{' '.join(compiler)} could not build the kernels:\n{done.stderr.strip()[:2000]}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any
+import inspect
 
 import torch
 from torch import fx, nn
@@ -11,6 +10,7 @@ from torch import fx, nn
 from regrow.deploy.engine.graph import Graph, Value
 from regrow.deploy.engine.operations import HANDLERS, Arguments
 from regrow.deploy.engine.tracer import Tracer, UnsupportedOperationError
+from regrow.host.modes import evaluating
 
 __all__ = ["UnsupportedOperationError", "capture"]
 
@@ -25,20 +25,20 @@ def capture(model: nn.Module, example: torch.Tensor) -> Graph:
             "example_input must be (batch, features) or (batch, channels, height, width), "
             f"got shape {tuple(example.shape)}"
         )
-    with _evaluating(model), torch.no_grad():
+    _takes_one_tensor(model, example)
+    with evaluating(model), torch.no_grad():
         program = torch.export.export(model, (example,), strict=False)
     return _graph(program, Tracer(program, batch=example.shape[0]))
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Any:
-    was_training = {module: module.training for module in model.modules()}
-    model.eval()
+def _takes_one_tensor(model: nn.Module, example: torch.Tensor) -> None:
     try:
-        yield
-    finally:
-        for module, training in was_training.items():
-            module.training = training
+        inspect.signature(model.forward).bind(example)
+    except TypeError as error:
+        raise UnsupportedOperationError(
+            f"the engine runs models with one input tensor; {type(model).__name__}.forward cannot be called with one: "
+            f"{error}."
+        ) from None
 
 
 def _graph(program: torch.export.ExportedProgram, tracer: Tracer) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import torch
@@ -21,6 +22,7 @@ from regrow.deploy.engine.shortcuts import join_shortcuts
 from regrow.deploy.engine.steps import Schedule
 from regrow.deploy.engine.tune import Tuning, rows_pay, tuned
 from regrow.deploy.files import unwrapped
+from regrow.host.modes import evaluating
 
 WORTH_ROWS = 1_000_000
 """Multiply-accumulates in an image from which it pays, by experience, to give threads shares of its rows."""
@@ -35,8 +37,7 @@ def compile(model: nn.Module, example_input: torch.Tensor, *, threads: int = 1, 
     `example_input` is a batch of any size: its shape says what the model takes, and the compiled model is compared
     with `model` on it. `threads` work on one call together. With `tune`, the way each layer runs is measured, and
     kernels are built for exactly these layers (up to half a minute, or a minute with several threads, once for a model
-    and machine); without, a rule
-    chooses among kernels for any layer, which are slower.
+    and machine); without, a rule chooses among kernels for any layer, which are slower. It computes in float32.
 
     The kernels are built with the system's C compiler (`$CC`, gcc or clang) the first time. Without one, torch runs
     the same plan, exactly but no faster than a dense model, and a warning says so.
@@ -48,9 +49,11 @@ def compile(model: nn.Module, example_input: torch.Tensor, *, threads: int = 1, 
         raise ValueError(f"threads must be at least 1, got {threads}")
     if not isinstance(example_input, torch.Tensor):
         raise TypeError(f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), got {example_input!r}")
-    model = unwrapped(model)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+    model = _in_single_precision(unwrapped(model))
     example = example_input.detach().to("cpu", torch.float32)
-    graph = fuse(capture(model, example))
+    graph = fuse(capture(model, example.clone()))
     compiled = CompiledModel(
         _runner(graph, threads=threads, tune=tune),
         input_shape=graph.input.shape,
@@ -58,6 +61,14 @@ def compile(model: nn.Module, example_input: torch.Tensor, *, threads: int = 1, 
     )
     _check(model, compiled, example)
     return compiled
+
+
+def _in_single_precision(model: nn.Module) -> nn.Module:
+    """The model on the CPU in float32, which the engine computes in; a copy if it is not."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if all(tensor.is_cpu and (tensor.dtype is torch.float32 or not tensor.is_floating_point()) for tensor in tensors):
+        return model
+    return copy.deepcopy(model).to("cpu", torch.float32)
 
 
 def _runner(graph: Graph, *, threads: int, tune: bool) -> Runner:
@@ -110,13 +121,8 @@ def _on_kernels(steps: Schedule, library: Library, best: Tuning | None, *, threa
 
 
 def _check(model: nn.Module, compiled: CompiledModel, example: torch.Tensor) -> None:
-    modes = {module: module.training for module in model.modules()}
-    try:
-        with torch.no_grad():
-            expected = model.eval()(example)
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    with evaluating(model), torch.no_grad():
+        expected = model(example.clone())  # which a first layer that works in place would change
     error = (compiled(example) - expected).abs().max().item() if example.numel() else 0.0
     scale = max(expected.abs().max().item() if example.numel() else 0.0, 1e-6)
     if not error <= TOLERANCE * scale:

@@ -255,6 +255,8 @@ INLINE vec load(const char *p) { return *(const cell *)p; }
 INLINE void store(char *p, vec v) { *(cell *)p = v; }
 INLINE vec splat(float x) { return x - (vec){0}; }
 
+INLINE vec choose(ivec where, vec a, vec b) { return (vec)((where & (ivec)a) | (~where & (ivec)b)); }
+
 /* The larger and the smaller; b where a or b is not a number. Compilers do not find the instruction by themselves. */
 #if LANES == 16 && defined(__AVX512F__)
 INLINE vec max(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
@@ -266,7 +268,6 @@ INLINE vec min(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)b); 
 INLINE vec max(vec a, vec b) { return (vec)_mm_max_ps((__m128)a, (__m128)b); }
 INLINE vec min(vec a, vec b) { return (vec)_mm_min_ps((__m128)a, (__m128)b); }
 #else
-INLINE vec choose(ivec where, vec a, vec b) { return (vec)((where & (ivec)a) | (~where & (ivec)b)); }
 INLINE vec max(vec a, vec b) { return choose(a > b, a, b); }
 INLINE vec min(vec a, vec b) { return choose(a < b, a, b); }
 #endif
@@ -1162,7 +1163,7 @@ INLINE vec pool_window(const char *corner, int64_t row, const int rows, const in
     for (int i = 0; i < rows; i++) {
         for (int j = 0; j < cols; j++) {
             const vec x = load(corner + i * row + j * VECTOR);
-            v = maximum ? max(x, v) : v + x;
+            v = maximum ? choose(x != x, x, max(x, v)) : v + x; /* as in torch, a NaN is the largest */
         }
     }
     return v;

@@ -28,7 +28,8 @@ def allocate(size: int) -> Block:
     huge = size >= HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE")
     alignment = HUGE_PAGE if huge else mmap.PAGESIZE
     rounded = -(-max(size, 1) // alignment) * alignment
-    owner = mmap.mmap(-1, rounded + (alignment if huge else 0))
+    # Private, as a forked process must not compute in its parent's memory, and shared memory seldom has huge pages.
+    owner = mmap.mmap(-1, rounded + (alignment if huge else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = ctypes.addressof(ctypes.c_char.from_buffer(owner))
     shift = -start % alignment
     if huge:

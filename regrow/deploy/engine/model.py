@@ -12,6 +12,13 @@ from numpy.typing import NDArray
 CPU = torch.device("cpu")
 
 
+def noise(input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """An image to measure with and room for its result, whatever torch's defaults are."""
+    generator = torch.Generator(CPU).manual_seed(0)
+    image = torch.randn(1, *input_shape, generator=generator, dtype=torch.float32, device=CPU)
+    return image, torch.empty(1, *output_shape, dtype=torch.float32, device=CPU)
+
+
 @dataclass(frozen=True)
 class LayerTime:
     """How long one operation took."""
@@ -107,6 +114,8 @@ class CompiledModel:
         if isinstance(x, np.ndarray):
             result: NDArray[np.float32] = self(torch.from_numpy(x)).numpy()
             return result
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"expected a torch tensor or a numpy array, got {type(x).__name__}")
         # A small network takes no longer than a dozen calls into torch: there are as few of them as possible.
         shape, like = self._last
         if x.shape != shape:
@@ -130,5 +139,4 @@ class CompiledModel:
 
     def profile(self, *, repeat: int = 20) -> Profile:
         """The least time of each operation in `repeat` runs on one image of noise."""
-        x = torch.randn(1, *self.input_shape, generator=torch.Generator().manual_seed(0))
-        return self._runner.profile(x, torch.empty(1, *self.output_shape), repeat)
+        return self._runner.profile(*noise(self.input_shape, self.output_shape), repeat)

@@ -35,7 +35,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 def _conv2d(tracer: Tracer, node: fx.Node, args: Arguments) -> None:
     weight = tracer.weight(node, args["weight"])
-    bias = tracer.constant(args["bias"]) if args["bias"] is not None else None
+    bias = weight.new_zeros(weight.shape[0]) if args["bias"] is None else tracer.weight(node, args["bias"])
     dilation = _pair(args["dilation"])
     if args["padding"] == "same":
         # What torch pads on the far side follows from the output's size.
@@ -47,7 +47,7 @@ def _conv2d(tracer: Tracer, node: fx.Node, args: Arguments) -> None:
         Conv,
         tracer.value(node, args["input"]),
         weight,
-        weight.new_zeros(weight.shape[0]) if bias is None else bias,
+        bias,
         stride=_pair(args["stride"]),
         padding=padding,
         dilation=dilation,
@@ -86,6 +86,8 @@ def _activation(kind: Act) -> Callable[[Tracer, fx.Node, Arguments], None]:
 
 def _clamp(tracer: Tracer, node: fx.Node, args: Arguments) -> None:
     low, high = args.get("min", args.get("min_val")), args.get("max", args.get("max_val"))
+    if isinstance(low, fx.Node) or isinstance(high, fx.Node):
+        raise tracer.unsupported(node, "Its bounds are tensors; the engine clamps between numbers.")
     low = -math.inf if low is None else float(low)
     high = math.inf if high is None else float(high)
     relu = low == 0.0 and high == math.inf
@@ -104,6 +106,8 @@ def _arithmetic(op: str) -> Callable[[Tracer, fx.Node, Arguments], None]:
         a, b = args["self"], args["other"]
         if args.get("alpha", 1) != 1:
             raise tracer.unsupported(node, f"alpha must be 1, got {args['alpha']}.")
+        if args.get("rounding_mode") is not None:
+            raise tracer.unsupported(node, f"rounding_mode must be None, got {args['rounding_mode']!r}.")
         if a not in tracer.values and op in ("add", "mul"):
             a, b = b, a
         x, constant = tracer.value(node, a), tracer.constant(b)

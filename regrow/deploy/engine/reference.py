@@ -67,6 +67,8 @@ class TorchRunner:
             values[node.out] = values[node.x].reshape(-1, *node.out.shape)
         elif isinstance(node, Concat):
             values[node.out] = torch.cat([values[part] for part in node.parts], 1)
+        else:
+            raise TypeError(f"torch is not told how to run {type(node).__name__}")
 
     def conv(self, node: Conv, values: Values) -> None:
         """Convolution, residual, activation and tail."""

@@ -1,71 +1,23 @@
-"""Drive the kernels, or torch where there are none: sessions, teams of threads, and how these divide a batch."""
+"""Drive the kernels, or torch where there are none: how threads divide a batch, and what is measured of it."""
 
 from __future__ import annotations
 
-import ctypes
 import time
-import weakref
-from enum import IntEnum
 from math import prod
 
 import numpy as np
 import torch
 
-from regrow.deploy.engine.build import Job, Library
+from regrow.deploy.engine.build import Library
 from regrow.deploy.engine.graph import Graph, macs
-from regrow.deploy.engine.memory import Block, allocate
+from regrow.deploy.engine.memory import allocate
 from regrow.deploy.engine.model import LayerTime, Profile, Sizes
 from regrow.deploy.engine.plan import Plan
 from regrow.deploy.engine.reference import TorchRunner, Values
-from regrow.host.cores import cores
+from regrow.deploy.engine.sessions import Division, Pool, Session, Team
 
 WORTH_DIVIDING = 50_000_000
 """Multiply-accumulates in an image from which it pays to bring threads together after every layer."""
-
-
-class Division(IntEnum):
-    """How threads divide an image: `enum division` of team.c."""
-
-    ALONE = 0
-    TOGETHER = 1
-    BY_ROWS = 2
-
-
-class _Team:
-    """Threads that wait for work, of any library with the same kernels.c and team.c."""
-
-    def __init__(self, library: Library, threads: int) -> None:
-        handle = library.handle
-        self.address = handle.regrow_team_new(threads, cores())
-        if not self.address:
-            raise MemoryError("could not start the engine's threads")
-        weakref.finalize(self, handle.regrow_team_free, self.address)
-        if handle.regrow_team_size(self.address) < threads:  # the plan has divided the work among all of them
-            raise MemoryError(f"the system gives the engine fewer than {threads} threads")
-
-
-class _Session:
-    """What one call at a time needs: arenas and a team of threads."""
-
-    def __init__(self, runner: NativeRunner, constants: Block, floats: tuple[int, int], team: _Team) -> None:
-        handle, plan = runner.library.handle, runner.plan
-        self.team = team
-        arena_bytes = -(-plan.arena_bytes // 4096) * 4096
-        self.arenas = allocate(arena_bytes * runner.threads)
-        self.run = handle.regrow_run
-        self.job = Job(
-            team=team.address,
-            ops=ctypes.addressof(plan.ops),
-            constants=constants.address,
-            arenas=self.arenas.address,
-            arena_bytes=arena_bytes,
-            x_floats=floats[0],
-            y_floats=floats[1],
-            count=len(plan.ops),
-            divide=runner.divide,
-            clock=runner.clock,
-        )
-        self.job_address = ctypes.addressof(self.job)
 
 
 class NativeRunner:
@@ -93,7 +45,7 @@ class NativeRunner:
         self.divide = usual_division(plan, threads) if divide is None else divide
         self._constants = allocate(plan.constants.nbytes)
         self._constants.write(plan.constants.tobytes())
-        self._idle: list[_Session] = []
+        self._pool = Pool[Session]()
 
     @property
     def sizes(self) -> Sizes:
@@ -105,37 +57,42 @@ class NativeRunner:
         images = x.shape[0]
         if images == 0:
             return
-        session = self._borrow(x, y)
+        session = self._pool.take() or self.session(x, y)
         session.run(session.job_address, x.data_ptr(), y.data_ptr(), images)
-        self._idle.append(session)
+        self._pool.give(session)
 
-    def session(self, x: torch.Tensor, y: torch.Tensor, team: _Team | None = None) -> _Session:
+    def session(self, x: torch.Tensor, y: torch.Tensor, team: Team | None = None) -> Session:
         """A new session, with a team of its own or with one that does nothing else meanwhile."""
-        return _Session(self, self._constants, (x[0].numel(), y[0].numel()), team or _Team(self.library, self.threads))
+        return Session(
+            self.library,
+            self.plan,
+            self._constants,
+            team or Team(self.library, self.threads),
+            floats=(x[0].numel(), y[0].numel()),
+            divide=self.divide,
+            clock=self.clock,
+        )
 
     def release(self) -> None:
         """Give up the sessions that no call uses, with their threads and memory."""
-        self._idle.clear()
-
-    def _borrow(self, x: torch.Tensor, y: torch.Tensor) -> _Session:
-        """A session that nobody else uses; to be given back to `_idle`."""
-        # list.pop and list.append are atomic: two calls never get the same session.
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self.session(x, y)
+        self._pool.clear()
 
     def profile(self, x: torch.Tensor, y: torch.Tensor, repeat: int) -> Profile:
         """The least time of each operation."""
+        session = self._pool.take() or self.session(x, y)
+        profile = self.profile_in(session, x, y, repeat)
+        self._pool.give(session)
+        return profile
+
+    def profile_in(self, session: Session, x: torch.Tensor, y: torch.Tensor, repeat: int) -> Profile:
+        """The same in one of our sessions."""
         least = np.full(len(self.plan.ops), np.inf)
-        session = self._borrow(x, y)
         for _ in range(repeat):
             taken = np.zeros(len(self.plan.ops))
             session.job.seconds = taken.ctypes.data
             session.run(session.job_address, x.data_ptr(), y.data_ptr(), x.shape[0])
             least = np.minimum(least, taken)
         session.job.seconds = None
-        self._idle.append(session)
         labels = zip(self.plan.labels, least, strict=True)
         return Profile(tuple(LayerTime(label.name, label.kind, float(s), label.macs) for label, s in labels))
 
@@ -156,7 +113,7 @@ class RowsRunner:
         self.whole, self.rows = whole, rows
         for runner in (whole, rows):
             runner.release()
-        self._idle: list[tuple[_Session, _Session]] = []
+        self._pool = Pool[tuple[Session, Session]]()
 
     @property
     def sizes(self) -> Sizes:
@@ -172,12 +129,7 @@ class RowsRunner:
         left = images % threads
         if 2 * left > threads:  # so many are done sooner at the same time
             left = 0
-        try:
-            pair = self._idle.pop()
-        except IndexError:
-            session = self.whole.session(x, y)
-            # Threads of another team would spin for the same cores.
-            pair = session, self.rows.session(x, y, session.team)
+        pair = self._pool.take() or self._sessions(x, y)
         (whole, rows), first = pair, images - left
         x_at, y_at = x.data_ptr(), y.data_ptr()
         if first:
@@ -186,11 +138,19 @@ class RowsRunner:
             y_at += 4 * first * whole.job.y_floats
         if left:
             rows.run(rows.job_address, x_at, y_at, left)
-        self._idle.append(pair)
+        self._pool.give(pair)
+
+    def _sessions(self, x: torch.Tensor, y: torch.Tensor) -> tuple[Session, Session]:
+        """One for each plan. Their threads are the same: those of another team would spin for the same cores."""
+        session = self.whole.session(x, y)
+        return session, self.rows.session(x, y, session.team)
 
     def profile(self, x: torch.Tensor, y: torch.Tensor, repeat: int) -> Profile:
         """The least time of each operation."""
-        return self.rows.profile(x, y, repeat)
+        pair = self._pool.take() or self._sessions(x, y)
+        profile = self.rows.profile_in(pair[1], x, y, repeat)
+        self._pool.give(pair)
+        return profile
 
 
 class FallbackRunner:

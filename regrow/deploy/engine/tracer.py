@@ -25,8 +25,6 @@ class Tracer:
 
     def input(self, node: fx.Node) -> None:
         """Take the placeholder `node` as the network's one input."""
-        if any(isinstance(known, Input) for known in self.nodes):
-            raise UnsupportedOperationError("the engine runs models with one input tensor; this one takes several.")
         self.nodes.append(Input(node.name, self.new_value(node)))
 
     def output(self, node: fx.Node) -> Value:
@@ -74,7 +72,7 @@ class Tracer:
     def constant(self, operand: Any) -> torch.Tensor | None:
         """A parameter, buffer or number as float64; None when it is computed from the input."""
         if isinstance(operand, int | float):
-            return torch.tensor(float(operand), dtype=torch.float64)
+            return torch.tensor(float(operand), dtype=torch.float64, device="cpu")
         tensor = self.constants.get(operand) if isinstance(operand, fx.Node) else None
         return None if tensor is None else tensor.detach().double()
 

@@ -13,6 +13,7 @@ from regrow.deploy.engine.arena import buffer_bytes
 from regrow.deploy.engine.borders import BorderWriter
 from regrow.deploy.engine.graph import Activation, Affine, Binary, Linear, Pool, macs, pool_weights
 from regrow.deploy.engine.layout import Planes, halo_sides, runs_of
+from regrow.deploy.engine.model import CPU
 from regrow.deploy.engine.operands import Operands
 from regrow.deploy.engine.problems import conv_node, problem_of, region_of
 from regrow.deploy.engine.steps import (
@@ -30,6 +31,9 @@ from regrow.deploy.engine.weights import ENTRIES, FARTHEST, Walk, non_zeros, sto
 
 LARGE = 512 << 10
 """Bytes from which the cells of an image are worth asking for in advance."""
+
+MOST_BYTES = 2**31
+"""Bytes of an image that is too large."""
 
 DENSE_FROM = 0.3
 """The density from which a linear layer is stored with its zeros: half the bytes, and no gathering."""
@@ -66,6 +70,7 @@ class Writer:
 
     def write(self, step: Step, tile: Tile | None) -> None:
         """Append the operation of a step; `tile` is for convolutions."""
+        self._check_size(step)
         if isinstance(step, ConvStep):
             assert tile is not None
             self._add(self._conv(step, tile), step, "conv")
@@ -83,6 +88,19 @@ class Writer:
             self._add(self._linear(step), step, "linear")
         elif isinstance(step, PointwiseStep):
             self._add(self._pointwise(step), step, "pointwise")
+        else:
+            raise TypeError(f"no operation is known for {type(step).__name__}")
+
+    def _check_size(self, step: Step) -> None:
+        """The kernels count the bytes of an image in 32 bits."""
+        for buffer in step.writes:
+            size = 0 if buffer.external else buffer_bytes(buffer.whole, self.operands.lanes)
+            if size >= MOST_BYTES:
+                shape = " x ".join(map(str, (buffer.channels, *buffer.size)))
+                raise ValueError(
+                    f"{step.node.name}: an image of {shape} takes {size / 2**30:.1f} GB in the engine, which runs "
+                    "layers of less than 2 GB. Cut the input into smaller pictures."
+                )
 
     def _add(self, operation: ctypes.Structure, step: Step, kind: str) -> None:
         self.ops.append(native.as_op(operation, self.borders.exchange(step)))
@@ -97,8 +115,8 @@ class Writer:
         tail = node.tail
         scale, shift = (None, None) if tail is None else (tail.scale, tail.shift)
         if tail is not None:
-            scale = torch.ones(node.out.channels) if scale is None else scale
-            shift = torch.zeros(node.out.channels) if shift is None else shift
+            scale = torch.ones(node.out.channels, device=CPU) if scale is None else scale
+            shift = torch.zeros(node.out.channels, device=CPU) if shift is None else shift
         return native.Conv(
             in_=self.operands.windows(step.x, node.padding),
             out=self.operands.planes(step.out),
@@ -236,10 +254,7 @@ class Writer:
 
     def _mean(self, step: MeanStep) -> native.Mean:
         (image,), (out,) = step.reads, step.writes
-        if image.planes is None:
-            return native.Mean(
-                native.Planes(self.operands.at(image), 4, 0), self.operands.at(out), image.channels, 0, 0, 1.0
-            )
+        assert image.planes is not None
         grid = image.planes.grid
         return native.Mean(
             in_=self.operands.planes(image),
