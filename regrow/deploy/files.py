@@ -25,19 +25,32 @@ def save_model(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> Non
     write_atomically(path, safetensors("torch").save(own, metadata))
 
 
-def load_model(path: str | Path) -> nn.Module | dict[str, Tensor]:
+def load_model(path: str | Path, *, max_bytes: int | None = None) -> nn.Module | dict[str, Tensor]:
     """Read a plain safetensors file, or the one in a run folder.
 
     Returns a module in evaluation mode when the file names its architecture, and its tensors otherwise. A
-    damaged file, or a packed one, raises `FormatError`; `regrow.deploy.pack.load` reads both kinds.
+    damaged file, a packed one, or one whose tensors take more than `max_bytes` raises `FormatError`;
+    `regrow.deploy.pack.load` reads both kinds.
     """
     path = locate(path)
     with opened(path, "torch") as file:
+        if max_bytes is not None and (promised := _tensor_bytes(path)) > max_bytes:
+            raise FormatError(
+                f"{path}: its tensors would take {promised:,} bytes, more than the {max_bytes:,} allowed."
+                f" If you trust it, pass max_bytes={promised}."
+            )
         stored = (file.metadata() or {}).get("architecture", "null")
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
     if packed := [name for name, tensor in state.items() if name.startswith(PACKED) or _starts_packed(tensor)]:
         raise FormatError(f"{path} holds {packed[0]}: it is a packed file, or what is left of one.")
     return assemble(state, from_json(read_json(stored, path), path), path)
+
+
+def _tensor_bytes(path: Path) -> int:
+    """What the tensors of a safetensors file take: all that is behind its header, as the parser has made sure."""
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    return path.stat().st_size - 8 - header
 
 
 def _starts_packed(tensor: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Literal, get_args
@@ -52,8 +53,8 @@ class Description:
 
     @property
     def overhead(self) -> float:
-        """The share by which the file is larger than the limit: 0.02 is 2 %."""
-        return self.file_bytes / self.limit_bytes - 1
+        """The share by which the file is larger than the limit: 0.02 is 2 %; infinite where all weights are zero."""
+        return self.file_bytes / self.limit_bytes - 1 if self.limit_bytes else inf
 
 
 def save(source: nn.Module | Mapping[str, Tensor] | str | Path, path: str | Path, *, dtype: Dtype = "fp32") -> None:
@@ -85,7 +86,7 @@ def load(path: str | Path, *, max_bytes: int | None = None) -> nn.Module | dict[
     """
     path = locate(path)
     if (packed := _read(path)) is None:
-        return load_model(path)
+        return load_model(path, max_bytes=max_bytes)
     with _naming(path):
         tensors = {stored.spec.name: restored(stored) for stored in packed.tensors(max_bytes)}
     state = {spec.name: tensors[spec.name] for spec in packed.specs}

@@ -172,10 +172,11 @@ def test_an_empty_tensor_of_impossible_sizes_is_refused(tmp_path):
     assert "no tensor has the shape" in refusal(path)
 
 
-def test_the_bound_on_memory_can_be_chosen(tmp_path):
-    pack.save({"w": torch.zeros(1000, 1000)}, tmp_path / "x.regrow")
+@pytest.mark.parametrize("save", [pack.save, save_model])
+def test_the_bound_on_memory_can_be_chosen(save, tmp_path):
+    save({"w": torch.zeros(1000, 999), "b": torch.zeros(1000)}, tmp_path / "x.regrow")
 
-    assert pack.load(tmp_path / "x.regrow", max_bytes=4_000_000)["w"].shape == (1000, 1000)
+    assert pack.load(tmp_path / "x.regrow", max_bytes=4_000_000)["w"].shape == (1000, 999)
     with pytest.raises(FormatError, match="pass max_bytes=4000000"):
         pack.load(tmp_path / "x.regrow", max_bytes=3_999_999)
 

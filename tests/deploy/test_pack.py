@@ -273,6 +273,14 @@ def test_the_entropy_limit_is_the_formula(tmp_path):
     assert described.file_bytes == (tmp_path / "x.regrow").stat().st_size
 
 
+def test_a_file_of_nothing_but_zeros_is_infinitely_far_from_the_limit(tmp_path):
+    pack.save({"weight": torch.zeros(8, 8)}, tmp_path / "x.regrow")
+
+    described = pack.describe(tmp_path / "x.regrow")
+    assert described.limit_bytes == 0
+    assert described.overhead == float("inf")
+
+
 @pytest.mark.parametrize(
     ("weight", "dtype", "message"),
     [
