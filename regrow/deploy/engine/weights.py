@@ -13,7 +13,7 @@ from regrow.deploy.engine.graph import Conv
 from regrow.deploy.engine.layout import Planes
 
 Format = Literal["fp32", "fp16", "int8"]
-"""How weights are stored: as they are, rounded to half precision, or as eighths of a channel's scale in one byte."""
+"""How weights are stored: as they are, in half precision, or as multiples of a channel's largest / 127 in one byte."""
 
 ENTRIES: dict[Format, np.dtype[np.void]] = {
     "fp32": np.dtype([("offset", "<u4"), ("value", "<f4")]),
