@@ -123,13 +123,13 @@ class Dynamics:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
         mine = {name: list(shape) for name, shape in self._shapes.items()}
-        if list(state["shapes"].items()) != list(mine.items()):
+        if state["shapes"] != mine:
             differing = sorted(
                 name for name in {*mine, *state["shapes"]} if mine.get(name) != state["shapes"].get(name)
             )
-            raise ValueError(
-                f"the state was taken of other masks; they differ in {', '.join(differing[:3]) or 'their order'}."
-            )
+            raise ValueError(f"the state was taken of other masks; they differ in {', '.join(differing[:3])}.")
+        # Another pruner may have the same masks in another order; all that is taken over lies in the saved one.
+        self._shapes = {name: self._shapes[name] for name in state["shapes"]}
         shape, device = self._mask.shape, self._mask.device
         self._mask = unpack(state["mask"], shape, "mask").to(device)
         self._epoch_mask = unpack(state["epoch_mask"], shape, "epoch_mask").to(device)

@@ -145,6 +145,18 @@ def test_elements_are_the_same_in_any_memory_format_and_any_order_of_names() -> 
     assert dynamics.observe({"v": mask[:1], "w": mask.to(memory_format=torch.channels_last)}).flips == 0
 
 
+def test_a_saved_record_is_taken_over_by_masks_in_another_order() -> None:
+    one, other = masks_from(5), masks_from(6)
+    dynamics = Dynamics(one)
+    dynamics.observe(other)
+    backwards = Dynamics(dict(reversed(one.items())))
+    backwards.load_state_dict(dynamics.state_dict())
+    assert backwards.observe(one) == dynamics.observe(one)
+    assert backwards.epoch_end(other) == dynamics.epoch_end(other)
+    assert backwards.state_dict()["shapes"] == dynamics.state_dict()["shapes"]
+    assert list(backwards.state_dict()["shapes"]) == list(one)
+
+
 def test_records_are_plain_numbers() -> None:
     dynamics = Dynamics(masks_from(0))
     dynamics.observe(masks_from(5))
