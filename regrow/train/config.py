@@ -22,6 +22,26 @@ Device = Literal["cpu", "cuda", "mps"]
 # Where a run happens does not change what it is.
 _NOT_IN_KEY = ("device", "threads", "parallel")
 
+# The methods of the package as recipes write them, so that their keys do not depend on how a name was spelt.
+_METHODS = (
+    "dense",
+    "dpf",
+    "incremental",
+    "oneshot",
+    "snip",
+    "dsr",
+    "sparse-momentum",
+    "set",
+    "deepr",
+    "rigl",
+    "sfp",
+    "fixed",
+    "feedback",
+)
+
+# What torch's generator takes for a seed has 64 bits with a sign.
+_LARGEST_SEED = 2**63 - 1
+
 # Python's reader of TOML takes time that grows with the square of some files' size.
 _LARGEST = 65_536
 
@@ -121,6 +141,7 @@ class Recipe:
     def __post_init__(self) -> None:
         _check_types(self)
         _check_ranges(self)
+        object.__setattr__(self, "method", _method_name(self.method))
 
     @property
     def ramp_share(self) -> float:
@@ -183,6 +204,22 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise RecipeError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"{path} is not a TOML file: {error}") from None
+
+
+def _method_name(name: str) -> str:
+    """Return the one way in which a method of the package is written; that of somebody else stays as it is.
+
+    >>> _method_name("SparseMomentum"), _method_name("One-Shot"), _method_name("MyOwn")
+    ('sparse-momentum', 'oneshot', 'MyOwn')
+    """
+    if name in _METHODS:
+        return name
+    return next((known for known in _METHODS if _plain(known) == _plain(name)), name)
+
+
+def _plain(name: str) -> str:
+    """Drop what makes no difference between names of methods (see `regrow.methods.registry.find_method`)."""
+    return name.lower().replace("-", "").replace("_", "")
 
 
 def _toml(value: Any) -> str:
@@ -249,6 +286,8 @@ def _check_ranges(recipe: Recipe) -> None:
             value = getattr(recipe, name)
             if value is not None and value < least:
                 raise RecipeError(f"{name} must be at least {least}, got {value}")
+    if recipe.seed > _LARGEST_SEED:
+        raise RecipeError(f"seed must be below 2**63, got {recipe.seed}")
     for name in ("lr", "finetune_lr", "drop_factor"):
         if getattr(recipe, name) <= 0:
             raise RecipeError(f"{name} must be above 0, got {getattr(recipe, name)}")

@@ -19,6 +19,10 @@ def test_a_grid_gives_every_combination_once_and_the_last_field_changes_fastest(
     ]
 
 
+def test_a_method_that_is_spelt_in_two_ways_is_trained_once(tmp_path):
+    assert len(sweep(tmp_path, '[grid]\nmethod = ["one-shot", "oneshot", "OneShot"]\n')) == 1
+
+
 def test_fields_at_the_top_hold_for_all_runs_and_several_grids_add_up(tmp_path):
     recipes = sweep(
         tmp_path,

@@ -1,6 +1,8 @@
 """Recipes are read, checked, written and told apart."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from regrow import models
 from regrow.data import names as data_names
+from regrow.methods.registry import find_method, imported_methods
 from regrow.train.catalog import describe, load_recipe, recipe_names
 from regrow.train.config import Recipe, RecipeError
 from regrow.train.rates import Rate, training_rate
@@ -28,6 +31,35 @@ def test_a_recipe_written_as_toml_is_read_back_as_it_was(tmp_path_factory, **fie
     assert Recipe.read(path).key() == recipe.key()
 
 
+@pytest.mark.parametrize(
+    ("spelt", "written"),
+    [
+        ("one-shot", "oneshot"),
+        ("OneShot", "oneshot"),
+        ("SparseMomentum", "sparse-momentum"),
+        ("sparse_momentum", "sparse-momentum"),
+        ("DPF", "dpf"),
+        ("MyOwn", "MyOwn"),
+    ],
+)
+def test_a_method_is_one_however_its_name_is_spelt(spelt, written):
+    for recipe in (Recipe(method=spelt), Recipe.of({"method": spelt}), Recipe().changed(method=spelt)):
+        assert recipe.method == written
+        assert (recipe.key(), recipe.name()) == (Recipe(method=written).key(), Recipe(method=written).name())
+
+
+def test_every_method_of_the_package_has_one_spelling_and_recorded_results_keep_their_keys():
+    ours = {cls.__name__ for cls in imported_methods() if cls.__module__.startswith("regrow.")}
+    spellings = {Recipe(method=name).method for name in ours}
+    assert all(name.islower() for name in spellings)
+    assert {find_method(name).__name__ for name in spellings} == ours
+    results = Path(__file__).parents[2] / "results"
+    rows = [json.loads(line) for path in results.rglob("*.jsonl") for line in path.read_text().splitlines()]
+    recorded = [row for row in rows if "key" in row and "recipe" in row]
+    assert len({row["recipe"]["method"] for row in recorded}) > 10
+    assert all(Recipe.of(row["recipe"]).key() == row["key"] for row in recorded)
+
+
 def test_the_key_tells_runs_apart_and_does_not_ask_where_they_happen():
     recipe = Recipe()
     assert recipe.changed(threads=3, device="cuda").key() == recipe.key()
@@ -40,6 +72,7 @@ def test_the_key_tells_runs_apart_and_does_not_ask_where_they_happen():
     [
         ({"sparsity": 90}, "Did you mean 0.9"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"seed": 2**63}, r"seed must be below 2\*\*63, got 9223372036854775808"),
         ({"lr": "fast"}, "lr must be a finite number, got 'fast'"),
         ({"lr": float("nan")}, "lr must be a finite number, got nan"),
         (
