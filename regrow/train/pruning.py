@@ -14,8 +14,8 @@ from regrow.core import Constant, Cubic, Masks
 from regrow.core.schedule import Schedule
 from regrow.deploy.files import load_model
 from regrow.host.hints import did_you_mean
-from regrow.host.targets import find_targets
-from regrow.methods import Dense, Fixed, Pruner
+from regrow.host.targets import find_targets, named_parameters
+from regrow.methods import Dense, Feedback, Fixed, Pruner
 from regrow.methods.registry import find_method, method_options
 from regrow.train.config import Recipe, RecipeError
 
@@ -35,9 +35,16 @@ def make_pruner(recipe: Recipe, model: nn.Module, optimizer: Optimizer, steps: i
     """Attach the recipe's method, where an epoch has `steps` optimizer steps."""
     method: Any = find_method(recipe.method)
     if method is Fixed:
+        _options(recipe, method, dict.fromkeys(("targets", "include_last")))
         return Fixed(model, optimizer, _given_masks(recipe, model))
+    if issubclass(method, Feedback) and recipe.finetune_epochs:
+        raise RecipeError(
+            f"{recipe.method} has no mask that fine-tuning could keep, and without one it would undo the compression: "
+            f"train longer instead of --finetune-epochs {recipe.finetune_epochs}"
+        )
     known = method_options(method)
-    pruner: Pruner = method(model, optimizer, **_time(recipe, method, known, steps), **_options(recipe, method, known))
+    options = {**_time(recipe, method, known, steps), **_options(recipe, method, known)}
+    pruner: Pruner = method(model, optimizer, **options)
     return pruner
 
 
@@ -108,7 +115,17 @@ def _given_masks(recipe: Recipe, model: nn.Module) -> Masks:
     except FileNotFoundError as error:
         raise RecipeError(f"masks: {error}") from None
     state: Mapping[str, Tensor] = other.state_dict() if isinstance(other, nn.Module) else other
-    names = [target.name for target in find_targets(model, recipe.targets or None)]
+    names = _masked_names(recipe, model, state)
     if missing := [name for name in names if name not in state]:
         raise RecipeError(f"masks: {recipe.masks} has no weight {missing[0]}: is it of another network?")
     return Masks({name: (state[name] != 0).to(torch.bool) for name in names})
+
+
+def _masked_names(recipe: Recipe, model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+    """Return the targets; unless they are chosen, the other weights in which the method of `state` left zeros too."""
+    targets = find_targets(model, recipe.targets or None, include_last=bool(recipe.include_last))
+    names = {target.name for target in targets}
+    if recipe.targets or recipe.include_last is not None:
+        return sorted(names)
+    weights = [name for name, parameter in named_parameters(model).items() if parameter.ndim > 1 and name in state]
+    return sorted(names | {name for name in weights if bool((state[name] == 0).any())})

@@ -71,6 +71,12 @@ def test_every_method_ends_at_the_requested_sparsity(tmp_path, method):
         ({"method": "set", "options": ("zeta",)}, "options must be of the form name=value"),
         ({"method": "fixed"}, "method fixed needs masks, a finished run or a model file"),
         ({"method": "fixed", "masks": "runs/none"}, "masks: runs/none does not exist"),
+        ({"method": "fixed", "masks": "runs/none", "scope": "layer"}, "fixed takes no scope, got 'layer'. It takes "),
+        ({"method": "fixed", "masks": "runs/none", "options": ("zeta=0.2",)}, "fixed takes no zeta, got 0.2"),
+        (
+            {"method": "feedback", "options": ("compressor='sign'",), "finetune_epochs": 2},
+            "feedback has no mask that fine-tuning could keep",
+        ),
     ],
 )
 def test_what_a_method_cannot_do_is_an_error_that_says_what_it_can(tmp_path, fields, message):
@@ -93,6 +99,22 @@ def test_a_mask_that_was_found_can_be_trained_from_scratch(tmp_path):
     for name in ("conv1.weight", "conv2.weight", "conv3.weight"):
         assert torch.equal(weights[0][name] == 0, weights[1][name] == 0)
         assert not torch.equal(weights[0][name], weights[1][name])
+
+
+@pytest.mark.parametrize(("include_last", "masked"), [(None, True), (True, True), (False, False)])
+def test_a_mask_that_was_found_has_the_last_layer_if_that_was_pruned_too(tmp_path, include_last, masked):
+    found = run(QUICK.changed(method="sparse-momentum", epochs=1), tmp_path / "found")
+    recipe = QUICK.changed(method="fixed", masks=str(tmp_path / "found"), include_last=include_last, epochs=1)
+    again = run(recipe, tmp_path / "again")
+    weights = [load_file(tmp_path / name / "model.safetensors")["fc.weight"] for name in ("found", "again")]
+    assert (weights[0] == 0).any()
+    assert torch.equal(weights[0] == 0, weights[1] == 0) == masked
+    assert (again["sparsity"] == found["sparsity"]) == masked
+
+
+def test_an_option_of_the_method_that_the_recipe_would_fill_in_counts(tmp_path):
+    run(QUICK.changed(method="oneshot", options=("at=6",)), tmp_path / "run")
+    assert [record["sparsity"] > 0 for record in read_metrics(tmp_path / "run")] == [True] * 3
 
 
 def test_a_finished_run_is_not_repeated(tmp_path):
