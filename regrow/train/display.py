@@ -16,6 +16,9 @@ from regrow.train.events import EpochEnded, Event, Finished, Started, Stepped
 from regrow.train.pruning import ramps
 from regrow.train.text import duration, quantity
 
+# What takes no sparsity: it leaves what the network, the given masks or the compressor leave.
+_UNASKED = ("dense", "fixed", "feedback")
+
 
 class Display:
     """Listens to a run and shows it; on anything but a terminal it prints plain lines and no bar.
@@ -79,13 +82,18 @@ class Display:
     def _epoch_line(self, record: dict[str, Any]) -> str:
         width = len(str(self._epochs))
         top5 = f"top-5 {record['top5']:.2f}  " if "top5" in record else ""
-        seconds = time.monotonic() - self._clock
-        left = seconds / (record["step"] - self._first) * (self._total - record["step"])
         return (
             f"epoch {record['epoch']:>{width}}/{self._epochs}  loss {record['loss']:.3f}  top-1 {record['top1']:5.2f}  "
             f"{top5}sparsity {100 * record['sparsity']:4.1f} %  δ {record['delta']:.3f}  "
-            f"flips {100 * record['flips']:4.1f} %  {record['images_per_second']:,.0f} img/s  ETA {duration(left)}"
+            f"flips {100 * record['flips']:4.1f} %  {record['images_per_second']:,.0f} img/s{self._eta(record['step'])}"
         )
+
+    def _eta(self, step: int) -> str:
+        """Say how long it will take; a run that went on in an evaluation has no step to measure yet."""
+        if step == self._first:
+            return ""
+        seconds = time.monotonic() - self._clock
+        return f"  ETA {duration(seconds / (step - self._first) * (self._total - step))}"
 
 
 def start_table(event: Started) -> Table:
@@ -96,8 +104,10 @@ def start_table(event: Started) -> Table:
     table.add_row("layers", f"{len(costs.layers)}, {targeted} of them targeted")
     table.add_row("parameters", f"{costs.parameters:,}, {costs.targeted:,} of them targeted")
     table.add_row("MACs", f"{quantity(costs.macs)} per image")
-    if recipe.method != "dense":
+    if recipe.method not in _UNASKED:
         table.add_row("sparsity", _sparsity(recipe))
+    if recipe.method == "fixed":
+        table.add_row("masks", f"those of {recipe.masks}")
     table.add_row("training", _training(recipe, event.steps_per_epoch))
     if recipe.finetune_epochs:
         table.add_row(
@@ -121,17 +131,20 @@ def result_table(result: dict[str, Any]) -> Table:
 
 
 def _shortfall(result: dict[str, Any]) -> str:
-    """Say it when a training was too short for what it was asked."""
+    """Say it when a training was too short for what it was asked: that of a method that ramps up weight by weight.
+
+    Whole filters and N of M neighbours are counted otherwise, and the other methods end as they start.
+    """
     recipe = Recipe.of(result["recipe"])
-    single = recipe.unit in (None, "weight") and recipe.method not in ("dense", "fixed")
-    if not single or result["sparsity"] > recipe.sparsity - 0.001:
+    exact = recipe.method in ("dpf", "incremental") and recipe.unit in (None, "weight")
+    if not exact or result["sparsity"] > recipe.sparsity - 0.001:
         return ""
     return f"; {100 * recipe.sparsity:g} % was asked: train longer, or lower --every"
 
 
 def title(recipe: Recipe) -> str:
     """Return the run's heading, such as `resnet20 · CIFAR-10 · dpf 90 %`."""
-    pruned = recipe.method if recipe.method == "dense" else f"{recipe.method} {100 * recipe.sparsity:g} %"
+    pruned = recipe.method if recipe.method in _UNASKED else f"{recipe.method} {100 * recipe.sparsity:g} %"
     return f"{recipe.model} · {data.info(recipe.data).title} · {pruned}"
 
 
@@ -143,7 +156,8 @@ def _facts(heading: str) -> Table:
 
 
 def _sparsity(recipe: Recipe) -> str:
-    pruned = f"{100 * recipe.sparsity:g} % of the {'filters' if recipe.unit == 'filter' else 'weights'}"
+    filters = recipe.unit == "filter" or recipe.method == "sfp"
+    pruned = f"{100 * recipe.sparsity:g} % of the {'filters' if filters else 'weights'}"
     if recipe.method == "oneshot":
         return f"{pruned}, all at once after {recipe.epochs} epochs"
     end = recipe.ramp_share * recipe.epochs if ramps(find_method(recipe.method)) else 0

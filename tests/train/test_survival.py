@@ -1,5 +1,6 @@
 """Runs that are killed, stopped or out of room go on to the same bits."""
 
+import io
 import os
 import random
 import resource
@@ -9,13 +10,17 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
 
 from regrow.train import checkpoint
+from regrow.train.display import Display
 from regrow.train.files import FolderError
 from regrow.train.folder import read_result
 from regrow.train.lock import locked
 from regrow.train.loop import DivergedError
+from regrow.train.metrics import read_metrics
 from regrow.train.run import run
+from regrow.train.signals import StoppedError
 from tests.train.processes import RECIPE, outcome, start, stop_at_first_checkpoint, train, wait_for
 from tests.train.test_run import METHODS
 
@@ -162,6 +167,25 @@ def test_a_damaged_checkpoint_is_named(tmp_path, damage):
         checkpoint.load(path)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_run_stopped_at_the_last_step_of_an_epoch_or_in_its_evaluation_goes_on_under_a_display(tmp_path, batch):
+    recipe, folder, last, told = RECIPE.changed(epochs=2), tmp_path / "run", 21, []
+
+    def stop(event):
+        told.append(getattr(event, "step", 0))
+        if told.count(last) == batch:  # the batch that was trained, then those that are evaluated
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(StoppedError):
+        run(recipe, folder, listeners=[stop])
+    assert checkpoint.load(folder / "checkpoint.pt")["trainer"]["step"] == last
+    assert not read_metrics(folder)
+    said = io.StringIO()
+    run(recipe, folder, listeners=[Display(Console(file=said, width=200))])
+    lines = [line for line in said.getvalue().splitlines() if line.startswith("epoch ")]
+    assert ["ETA" in line for line in lines] == [False, True, True]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -169,6 +193,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, damage):
         {"bf16": True, "channels_last": True},
         {"optimizer": "adam", "lr": 1e-3},
         {"unit": "filter", "sparsity": 0.3},
+        {"unit": "filter", "sparsity": 0.3, "floor": 1, "options": ["channels=true"]},
         {"ramp_end": 0},
     ],
 )
