@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 if TYPE_CHECKING:
     from regrow.analysis import Account
+    from regrow.train.world import World
 
 
 def inspect(
@@ -50,36 +51,43 @@ def _named(name: str, classes: int, channels: int, size: int) -> Account:
 
 def _file(path: Path) -> Account:
     from regrow.analysis import account
-    from regrow.deploy.pack import load
-    from regrow.models import Network
-    from regrow.train.files import FolderError
+    from regrow.commands.export import read_network
 
-    try:
-        model = load(path)
-    except FileNotFoundError as error:
-        raise FolderError(str(error)) from None
-    if not isinstance(model, Network):
-        raise FolderError(f"{path} does not say of which network its tensors are.")
+    model = read_network(path)
     return account(model, model.architecture.input_shape)
 
 
 def _unfinished(folder: Path) -> Account:
     """Look at a run that is not complete, through its last checkpoint."""
-    import torch
-
     from regrow.analysis import account
-    from regrow.host.layout import unpack
+    from regrow.train.folder import read_recipe
+    from regrow.train.loop import saved_masks
+    from regrow.train.parallel import whole
+    from regrow.train.parts import make_model
+    from regrow.train.world import joined
+
+    recipe = read_recipe(folder).changed(device="cpu")
+    model = make_model(recipe)
+    # Sharded tensors are put together by a process group, be it one of this process alone.
+    with joined("cpu", sharded=recipe.parallel == "fsdp") as world:
+        state = _trainer_state(folder, world)
+        model.load_state_dict({name: whole(value) for name, value in state["model"].items()})
+        masks = saved_masks(state["pruner"])
+    print(f"not finished: after {state['step']:,} steps\n")
+    return account(model, model.architecture.input_shape, masks)
+
+
+def _trainer_state(folder: Path, world: World) -> dict[str, Any]:
     from regrow.train import checkpoint
     from regrow.train.files import FolderError
-    from regrow.train.folder import read_recipe
-    from regrow.train.parts import make_model
+    from regrow.train.parallel import make_mesh
 
     if not (folder / "checkpoint.pt").is_file():
         raise FolderError(f"{folder} has no checkpoint yet.")
-    state = checkpoint.load(folder / "checkpoint.pt")["trainer"]
-    model = make_model(read_recipe(folder).changed(device="cpu"))
-    model.load_state_dict(state["model"])
-    shapes = state["pruner"]["shapes"]
-    masks = {name: unpack(bits, torch.Size(shapes[name]), name) for name, bits in state["pruner"]["masks"].items()}
-    print(f"not finished: after {state['step']:,} steps\n")
-    return account(model, model.architecture.input_shape, masks)
+    state = checkpoint.load(folder / "checkpoint.pt")
+    if "shards" in state:
+        from regrow.train import sharded
+
+        state = sharded.load(folder, state, make_mesh("cpu", world))
+    trainer: dict[str, Any] = state["trainer"]
+    return trainer

@@ -17,8 +17,7 @@ from regrow.commands.recipes import recipes
 from regrow.commands.report import report
 from regrow.commands.reproduce import reproduce
 from regrow.commands.sweep import sweep
-from regrow.commands.train import default_recipe, train_command
-from regrow.train.config import Recipe
+from regrow.commands.train import train_command
 
 
 def call(arguments: Sequence[str]) -> int:
@@ -34,9 +33,8 @@ def call(arguments: Sequence[str]) -> int:
 
 
 def _commands(arguments: Sequence[str]) -> dict[str, Callable[..., int]]:
-    training = arguments[:1] == ["train"]
     return {
-        "train": train_command(default_recipe(arguments[1:]) if training else Recipe()),
+        "train": train_command(arguments[1:] if arguments[:1] == ["train"] else ()),
         "sweep": sweep,
         "demo": demo,
         "recipes": recipes,

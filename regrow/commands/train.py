@@ -30,20 +30,13 @@ def unchecked(recipe: Recipe) -> Fields:
     return Fields(**dataclasses.asdict(recipe))
 
 
-def default_recipe(arguments: Sequence[str]) -> Recipe:
-    """Return the recipe that `regrow train` is asked for, so that its values are the defaults of the options."""
-    if arguments and not arguments[0].startswith("-"):
-        return load_recipe(arguments[0])
-    if "--resume" in arguments[:-1]:
-        from regrow.train.folder import read_recipe
+def train_command(arguments: Sequence[str]) -> Callable[..., int]:
+    """Return the command for `arguments`, with the values of the recipe that they name as the defaults of its options.
 
-        return read_recipe(arguments[arguments.index("--resume") + 1])
-    return Recipe()
-
-
-def train_command(default: Recipe) -> Callable[..., int]:
-    """Return the command with the values of `default` as the defaults of its options."""
-    defaults = unchecked(default)
+    Which options there are is not known yet, nor which of them take a value: the recipe's name must come first.
+    """
+    first = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    defaults = unchecked(_default_recipe(first, arguments))
 
     def train(
         name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="RECIPE")] = None,
@@ -71,6 +64,8 @@ def train_command(default: Recipe) -> Callable[..., int]:
             restarts: With --nproc, how often all are started again after one has died.
             recipe: Fields of the recipe, with its own values as defaults.
         """
+        if name != first:
+            raise RecipeError(f"RECIPE comes first, before all options: regrow train {name} …")
         checked = Recipe.of(dataclasses.asdict(recipe))
         if dry_run:
             return _rehearse(checked)
@@ -79,6 +74,26 @@ def train_command(default: Recipe) -> Callable[..., int]:
         return _train_together(checked, resume or out, save_every, nproc=nproc, restarts=restarts)
 
     return train
+
+
+def _default_recipe(name: str | None, arguments: Sequence[str]) -> Recipe:
+    if name is not None:
+        return load_recipe(name)
+    folder = _resumed(arguments)
+    if folder is None:
+        return Recipe()
+    from regrow.train.folder import read_recipe
+
+    return read_recipe(folder)
+
+
+def _resumed(arguments: Sequence[str]) -> str | None:
+    """Return the folder in `--resume FOLDER` or `--resume=FOLDER`."""
+    for argument, following in zip(arguments, [*arguments[1:], None], strict=False):
+        option, equals, value = argument.partition("=")
+        if option == "--resume":
+            return value if equals else following
+    return None
 
 
 def _train_together(recipe: Recipe, folder: Path | None, save_every: float, *, nproc: int, restarts: int) -> int:
@@ -145,5 +160,6 @@ def _rehearse(recipe: Recipe) -> int:
     print(
         f"{found.total:,} steps, {found.steps_per_epoch:,} per epoch: about {duration(found.seconds)} on this machine."
     )
-    print("A few batches were trained and one mask was made at the final sparsity. Nothing was written.")
+    masked = " and one mask was made at the final sparsity" if found.masked else ""
+    print(f"A few batches were trained{masked}. Nothing was written.")
     return 0

@@ -149,7 +149,7 @@ class Trainer:
 
     def _saved_phase(self, state: Mapping[str, Any]) -> Phase:
         training = state["phase"] == "train"
-        phase = self._training() if training else self._finetuning(_saved_masks(state["pruner"]))
+        phase = self._training() if training else self._finetuning(saved_masks(state["pruner"]))
         # Once more: a method may prune what it meets when it is attached.
         self.model.load_state_dict(state["model"])
         phase.optimizer.load_state_dict(state["optimizer"])
@@ -264,7 +264,8 @@ class Trainer:
         return f"epoch {self.epoch + 1}, learning rate {rate:g}"
 
 
-def _saved_masks(state: Mapping[str, Any]) -> Masks:
+def saved_masks(state: Mapping[str, Any]) -> Masks:
+    """Return the masks in a pruner's state, those of sharded weights put together."""
     saved, shapes = state["masks"].items(), state["shapes"]
     return Masks(
         {

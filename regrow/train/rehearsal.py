@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
 from regrow.analysis import Account, account
-from regrow.train.config import Recipe
+from regrow.methods.registry import find_method, method_options
+from regrow.train.config import Recipe, RecipeError
 from regrow.train.loop import make_trainer
 
 _BATCHES = 6
@@ -23,6 +24,8 @@ class Rehearsal:
     total: int
     seconds: float
     """An estimate of the whole run from the quickest of the training steps."""
+    masked: bool
+    """Whether a mask was made, as by all methods but dense and feedback."""
 
 
 class _EnoughError(Exception):
@@ -31,21 +34,40 @@ class _EnoughError(Exception):
 
 def rehearse(recipe: Recipe) -> Rehearsal:
     """Train a few batches and make one mask, at the final sparsity."""
-    sooner = {} if recipe.method == "dense" else {"every": _BATCHES, "ramp_end": 0.0}
-    trainer = make_trainer(recipe.changed(**sooner))
-    marks: list[float] = []
+    trainer = make_trainer(_sooner(recipe))
+    seconds: list[float] = []
+    mark = time.perf_counter()
 
-    def after_step() -> None:
-        marks.append(time.perf_counter())
-        if len(marks) == _BATCHES:
+    def after_batch() -> None:
+        nonlocal mark
+        before, mark = mark, time.perf_counter()
+        if trainer.step > len(seconds):  # not a batch of an evaluation
+            seconds.append(mark - before)
+        if len(seconds) == _BATCHES:
             raise _EnoughError
 
     with contextlib.suppress(_EnoughError):
-        trainer.run(after_step, lambda record: None)
+        trainer.run(after_batch, lambda record: None)
     # The first batches warm up and the last makes the mask, which costs little every so many steps.
-    step = min(after - before for before, after in pairwise(marks[1:-1]))
+    step = min(seconds[2:-1] or seconds)
     images = len(trainer.sets.test) * trainer.sets.test.batch_size
     # A forward pass is a third of a training step.
     evaluation = step / 3 * images / recipe.batch * (recipe.epochs + recipe.finetune_epochs)
-    costs = account(trainer.model, trainer.model.architecture.input_shape, trainer.phase.pruner.masks)
-    return Rehearsal(costs, trainer.sets.steps, trainer.total, step * trainer.total + evaluation)
+    pruner = trainer.phase.pruner
+    costs = account(trainer.model, trainer.model.architecture.input_shape, pruner.masks)
+    total = step * trainer.total + evaluation
+    return Rehearsal(costs, trainer.sets.steps, trainer.total, total, masked=pruner.requested > 0)
+
+
+def _sooner(recipe: Recipe) -> Recipe:
+    """Return the recipe with a mask of the final sparsity at the last batch of the rehearsal, if that can be chosen."""
+    try:
+        known = method_options(find_method(recipe.method))
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+    fields: dict[str, Any] = {"ramp_end": 0.0}
+    if "every" in known:
+        fields["every"] = _BATCHES
+    if "at" in known:
+        fields["options"] = (*recipe.options, f"at={_BATCHES}")
+    return recipe.changed(**fields)

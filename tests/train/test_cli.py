@@ -7,7 +7,7 @@ import pytest
 
 from regrow.cli import main
 from regrow.train.run import run
-from tests.train.test_run import QUICK
+from tests.train.test_run import METHODS, QUICK
 
 
 def call(capsys, *arguments):
@@ -48,7 +48,25 @@ def test_a_training_too_short_for_its_sparsity_says_so(capsys, tmp_path):
     short = (*QUICK_OPTIONS, "--every", "1000")
     assert "90 % was asked" in call(capsys, "train", "digits", *short, "--out", tmp_path / "short")[1].replace("\n", "")
     enough = (*QUICK_OPTIONS, "--every", "1")
-    assert "was asked" not in call(capsys, "train", "digits", *enough, "--out", tmp_path / "enough")[1]
+    rounded = (*QUICK_OPTIONS, "--method", "sfp", "--sparsity", "0.3")
+    compressed = (*QUICK_OPTIONS, "--method", "feedback", "--options", "compressor='sign'")
+    for name, options in {"enough": enough, "rounded": rounded, "compressed": compressed}.items():
+        code, said, _ = call(capsys, "train", "digits", *options, "--out", tmp_path / name)
+        assert code == 0
+        assert "was asked" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--method", "sfp"), "90 % of the filters, reached after 1.5 epochs"),
+        (("--method", "one-shot"), "90 % of the weights, all at once after 2 epochs"),
+        (("--method", "RigL"), "90 % of the weights, from the first step"),
+    ],
+)
+def test_the_start_says_what_is_pruned_when(capsys, tmp_path, options, said):
+    shown = call(capsys, "train", "digits", *QUICK_OPTIONS, *options, "--out", tmp_path / "run")[1]
+    assert said in shown
 
 
 def test_the_same_command_again_shows_the_finished_run(capsys, tmp_path):
@@ -85,16 +103,48 @@ def test_a_dry_run_estimates_the_time_and_writes_nothing(capsys, tmp_path, monke
 
 
 @pytest.mark.parametrize(
+    "method", [*METHODS, ("feedback", "--options", "compressor='4 bits'"), ("dpf", "--epochs", "1", "--limit", "64")]
+)
+def test_every_method_has_a_dry_run_that_says_what_it_did(capsys, tmp_path, monkeypatch, method):
+    monkeypatch.chdir(tmp_path)
+    chosen = (method,) if isinstance(method, str) else method
+    code, said, errors = call(capsys, "train", "digits", *QUICK_OPTIONS, "--method", *chosen, "--dry-run")
+    assert code == 0, errors
+    assert "about" in said
+    assert ("one mask was made" in said) == (chosen[0] not in ("dense", "feedback"))
+
+
+def test_a_dry_run_of_a_mask_that_was_found(capsys, finished):
+    code, said, _ = call(
+        capsys, "train", "digits", "--width", "4", "--method", "fixed", "--masks", finished, "--dry-run"
+    )
+    assert code == 0
+    assert "small · Digits · fixed\n" in said
+    assert "90.0 % of the 1,476 targeted weights" in said
+
+
+@pytest.mark.parametrize("name", ["imagenet-resnet50", "nonsense"])
+def test_a_recipe_after_the_options_is_not_overlooked(capsys, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for options in (("--out", tmp_path / "run"), ("--epochs", "1"), ("--no-bf16", "--dry-run")):
+        code, _, said = call(capsys, "train", *options, name)
+        assert (code, said) == (2, f"regrow: RECIPE comes first, before all options: regrow train {name} …\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("train", "digts"), "Did you mean 'digits'"),
         (("train", "digits", "--model", "resnet-20"), "Did you mean 'resnet20'"),
         (("train", "digits", "--data", "cifar"), "Did you mean 'cifar10'"),
         (("train", "digits", "--method", "dfp"), "Did you mean 'dpf'"),
+        (("train", "digits", "--method", "dfp", "--dry-run"), "Did you mean 'dpf'"),
         (("train", "digits", "--sparsity", "90"), "Did you mean 0.9?"),
         (("train", "digits", "--wieght-decay", "0.1"), "--weight-decay"),
         (("train", "digits", "--lr", "fast"), "could not convert string to float: 'fast'"),
         (("train", "digits", "--targets", "conv9"), "no weight matches target 'conv9'"),
+        (("train", "digits", "--seed", "99999999999999999999999"), "seed must be below 2**63"),
         (("recipes", "cifar-resnet-20"), "Did you mean 'cifar-resnet20'"),
         (("inspect", "resnet-20"), "Did you mean 'resnet20'"),
         (("trein", "digits"), "train"),
@@ -127,6 +177,13 @@ def test_resuming_with_another_value_is_refused(capsys, finished):
     code, _, said = call(capsys, "train", "--resume", finished, "--lr", "0.7")
     assert code == 1
     assert "lr is 0.1 there and 0.7 here" in said
+
+
+@pytest.mark.parametrize("form", ["--resume={}", "--save-every=9 --resume {}", "--resume {} --save-every 9"])
+def test_resuming_takes_the_recipe_of_the_folder_however_it_is_written(capsys, finished, form):
+    code, said, errors = call(capsys, "train", *form.format(finished).split())
+    assert code == 0, errors
+    assert "small · Digits · dpf 90 %: done in" in said
 
 
 def test_methods_are_listed_and_explained(capsys):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from regrow.cli import main
 from regrow.train import checkpoint
 from regrow.train.files import FolderError
 from regrow.train.folder import read_result
@@ -97,6 +98,17 @@ def test_sharded_processes_killed_while_they_save_lose_nothing(tmp_path):
             process.join()
     run_together(2, train_and_save_often, recipe, folder)
     assert outcome(folder) == outcome(tmp_path / "whole")
+
+
+def test_inspect_shows_a_sharded_run_that_is_not_finished(tmp_path, capsys):
+    run_together(2, stop_at, SHARDED, tmp_path / "run", 30)
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", str(tmp_path / "run")])
+    said = capsys.readouterr().out
+    assert not ended.value.code
+    assert "not finished: after 30 steps" in said
+    state = checkpoint.load(tmp_path / "run" / "checkpoint.pt")["trainer"]
+    assert f"{100 * state['pruner']['requested']:.1f} % of the 1,476 targeted weights" in said
 
 
 def test_missing_or_damaged_shards_are_named(tmp_path):
