@@ -11,7 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import regrow
 from regrow.commands.table import call
 from regrow.deploy.bench.compare import Comparison, _peak, compare
 from regrow.deploy.bench.deepsparse import DeepSparse
@@ -100,7 +102,14 @@ def test_a_comparison_shows_times_sizes_and_the_share_of_the_peak() -> None:
 
 
 def test_the_peak_is_more_than_a_convolution_reaches() -> None:
-    assert load_library().peak() > 1e8
+    model = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)).eval()
+    compiled = regrow.compile(model, torch.randn(1, 32, 32, 32), tune=False)
+    # In turns: a machine that is slower for a while is so for both.
+    measured = [
+        (load_library().peak(), max(layer.gmacs_per_second for layer in compiled.profile().layers)) for _ in range(3)
+    ]
+    peak, reached = (max(values) for values in zip(*measured, strict=True))
+    assert 0.05 * peak < 1e9 * reached < peak
 
 
 def test_two_threads_can_do_twice_as_much_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,7 +212,7 @@ def test_unsupported_operations_are_named_with_the_module_they_come_from() -> No
         regrow.compile(model, torch.randn(1, 3, 8, 8))
 
 
-def test_two_inputs_are_refused() -> None:
+def test_two_outputs_are_refused() -> None:
     class Two(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return x + 1, x + 2

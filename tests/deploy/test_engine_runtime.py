@@ -7,7 +7,7 @@ import platform
 import resource
 import shutil
 import subprocess
-import threading
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 import regrow
-from regrow.deploy.engine import build as kernels
 from regrow.deploy.engine.build import Kernels, load_library
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.compiler import native_runner
 from regrow.deploy.engine.fuse import fuse
 from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.problems import conv_steps, problem_of
-from regrow.deploy.engine.runners import Division, NativeRunner
+from regrow.deploy.engine.runners import NativeRunner
 from regrow.deploy.engine.schedule import schedule
+from regrow.deploy.engine.sessions import Division
 from regrow.deploy.engine.tiles import candidates
 from regrow.models import build
 from tests.deploy.networks import sparsify
@@ -161,19 +161,33 @@ def test_kernels_are_built_once_and_tuning_is_remembered(tmp_path: Path, monkeyp
         torch.testing.assert_close(regrow.compile(model, x)(x), first(x))
 
 
+BUILDER = """
+from regrow.deploy.engine import build
+build.SHAPES = build.SHAPES[:1]
+print("ready", flush=True)
+input()
+print(build.load_library().key)
+"""
+
+
 def test_processes_that_build_at_the_same_time_do_not_disturb_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REGROW_CACHE", str(tmp_path))
-    monkeypatch.setattr(kernels, "SHAPES", kernels.SHAPES[:1])
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(load_library())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({library.key for library in found}) == 1
-    assert len(list(tmp_path.iterdir())) == 1
+    started = [
+        subprocess.Popen([sys.executable, "-c", BUILDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    keys = {process.communicate()[0].strip() for process in started}
+    assert [process.returncode for process in started] == [0] * 4
+    assert [path.name for path in tmp_path.iterdir()] == [f"kernels-{key}.so" for key in keys]
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX-512 is for x86")
