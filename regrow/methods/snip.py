@@ -65,11 +65,11 @@ class SNIP(Pruner):
 
     def before_update(self) -> None:
         """Score with the first step's gradients if nothing else has; a step that overflowed does not count."""
-        super().before_update()
-        if self.step or self._scored or self._frozen or self._steps.pretended or overflowed(self.optimizer):
-            return
-        self._gradients = {target.param: target.grad for target in self.targets.values()}
-        self._refresh()
+        done = self.step or self._scored or self._frozen
+        if not (done or self._steps.pretended or overflowed(self.optimizer)):
+            self._gradients = {target.param: target.grad for target in self.targets.values()}
+            self._refresh()
+        super().before_update()  # after scoring: weight decay is no part of the loss that scores
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the weights of largest |g·w|."""

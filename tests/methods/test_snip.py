@@ -110,3 +110,31 @@ def test_filters_are_scored_by_the_sum_over_their_weights():
 def test_help_shows_the_criterion_that_is_used():
     assert inspect.signature(regrow.SNIP).parameters["criterion"].default == "l1"
     assert inspect.signature(regrow.OneShot).parameters["criterion"].default == "l2"
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_the_first_step_is_the_same_wherever_weight_decay_is_taken(closure):
+    ends = []
+    for decay in ("dense", "pruned"):
+        model = TRAINING.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+        pruner = regrow.SNIP(model, optimizer, sparsity=0.5, decay=decay)
+        names = list(pruner.masks)
+        expected = stable_masks(sensitivities(model, names), round(0.5 * pruner.masks.total))
+        x, y = batch()
+
+        def evaluate(model=model, optimizer=optimizer, x=x, y=y):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        if closure:
+            optimizer.step(evaluate)
+        else:
+            evaluate()
+            optimizer.step()
+        assert all(torch.equal(a, b) for a, b in zip(expected, pruner.masks.values(), strict=True))
+        assert optimizer.param_groups[0]["weight_decay"] == 0.5
+        ends.append(list(model.parameters()))
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(*ends, strict=True))
