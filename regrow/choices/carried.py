@@ -32,6 +32,11 @@ class Carried(Weight):
         """The weights that are trained, wherever they are at the moment."""
         return self.pruned if self._inside else super().source
 
+    @property
+    def error(self) -> Tensor:
+        """The paper's e = ŵ − w; while w is inside there is no ŵ, which would be zero where it is pruned."""
+        return torch.where(self.mask, 0, -self.source) if self._inside else super().error
+
     def show(self) -> None:
         """Carry w in."""
         if self.dense is not None:

@@ -81,3 +81,13 @@ def test_a_state_saved_while_the_model_is_dense_is_the_same():
     with pruner.dense():
         inside = pruner.state_dict()["error"]
     assert all(torch.equal(before[name], inside[name]) and before[name].any() for name in before)
+
+
+def test_the_quality_of_the_pruning_is_the_same_while_the_model_is_dense():
+    model = small_cnn()
+    optimizer, pruner = attached(model, offload=True)
+    train(model, optimizer, batches(10))
+    outside = pruner.stats()
+    with pruner.dense():
+        assert pruner.stats() == outside
+    assert outside.delta > 0
