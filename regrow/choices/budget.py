@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regrow.core.budget import Budget, Pool, compete
+from regrow.core.schedule import check_count
 from regrow.host.shards import ALONE, Shards
 
 Scope = Literal["global", "layer", "er", "erk", "redistributed"]
@@ -31,8 +32,7 @@ class Allotment(Budget):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.floor < 0:
-            raise ValueError(f"floor must be at least 0 units per layer, got {self.floor}")
+        check_count("floor", self.floor, "units per layer", least=0)
 
     @staticmethod
     def scopes() -> tuple[str, ...]:

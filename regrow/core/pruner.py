@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.masks import Masks
-from regrow.core.schedule import Schedule, as_schedule, check_every
-from regrow.core.state import checked_masks, load_weights, save_weights
+from regrow.core.schedule import Schedule, as_schedule, check_steps
+from regrow.core.state import checked_masks, load_weights, name_of, save_weights
 from regrow.core.stats import Stats, quality
 from regrow.core.weights import Memory, Weight, Weights
 from regrow.host.agreement import Agreement
@@ -49,7 +49,9 @@ class BasePruner:
         companions: Sequence[Target] = (),
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        check_every(every)
+        check_steps("every", every)
+        if not targets:
+            raise ValueError("a pruner needs at least one target, got none")
         self.every, self.schedule = every, as_schedule(sparsity)
         self.optimizer = hookable(optimizer)
         self.targets, self.held = {target.name: target for target in targets}, [*targets, *companions]
@@ -200,8 +202,13 @@ class BasePruner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken: attach, then load the states of model, optimizer and pruner."""
+        try:
+            masks = checked_masks(state, self.settings(), self._weights)
+        except Exception:
+            if self._weights.shown:
+                self._hide()  # who is refused goes on with the pruned model, also after an interrupted step
+            raise
         self._weights.point_back()  # an interrupted step, or dense(), may have left the model elsewhere
-        masks = checked_masks(state, self.settings(), self._weights)
         if state["frozen"]:
             self._weights.forget()
         elif self._frozen:
@@ -271,7 +278,7 @@ class BasePruner:
         """Return what a saved run and the one that continues it must have in common."""
         return {
             "method": type(self).__name__,
-            "schedule": getattr(self.schedule, "__qualname__", None) or repr(self.schedule),
+            "schedule": name_of(self.schedule),
             **{name: getattr(self, name) for name in self.shared},
         }
 

@@ -43,12 +43,11 @@ class Cubic:
     def __post_init__(self) -> None:
         check_sparsity(self.final)
         check_sparsity(self.initial, "initial")
-        check_every(self.every)
-        if 0 < self.end < 1:
-            raise ValueError(
-                f"end is an optimizer step, got {self.end}: pass int({self.end} * steps) for that share of training"
-            )
-        if not 0 <= self.start < self.end:
+        check_steps("every", self.every)
+        _check_no_share(self.end)
+        check_steps("start", self.start, least=0)
+        check_steps("end", self.end, least=0)
+        if not self.start < self.end:
             raise ValueError(
                 f"a ramp needs 0 <= start < end (in optimizer steps), got start={self.start}, end={self.end}"
             )
@@ -79,9 +78,20 @@ def check_sparsity(value: object, name: str = "sparsity") -> None:
         raise ValueError(f"{name} must be in [0, 1), got {number:g}.{hint}")
 
 
-def check_every(every: object) -> None:
-    """Raise unless `every` is a whole number of optimizer steps."""
-    if isinstance(every, bool) or not isinstance(every, Integral):
-        raise TypeError(f"every must be a whole number of optimizer steps, got {every!r}")
-    if every < 1:
-        raise ValueError(f"every must be at least 1 optimizer step, got {every}")
+def _check_no_share(end: object) -> None:
+    if isinstance(end, Real) and 0 < float(end) < 1:
+        raise ValueError(f"end is an optimizer step, got {end}: pass int({end} * steps) for that share of training")
+
+
+def check_steps(name: str, value: object, *, least: int = 1) -> None:
+    """Raise unless `value` is a whole number of optimizer steps, `least` or more."""
+    check_count(name, value, "optimizer steps", least=least)
+
+
+def check_count(name: str, value: object, things: str, *, least: int) -> None:
+    """Raise unless `value` is a whole number of `things`, `least` or more."""
+    right = f"{name} must be a whole number of {things}, at least {least}, got {value!r}"
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(right)
+    if value < least:
+        raise ValueError(right)

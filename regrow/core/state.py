@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,20 @@ from torch import Tensor
 
 from regrow.core.weights import Memory, Weight
 from regrow.host.shards import is_sharded
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return by what a function, or an object that is called like one, is known again in another process.
+
+    A function goes by its name, anything else by its `repr`, or its class if it has no `repr` of its own.
+
+    >>> name_of(dict.get)
+    'dict.get'
+    """
+    cls: Any = type(function)
+    shown = cls.__qualname__ if cls.__repr__ is object.__repr__ else repr(function)
+    name = getattr(function, "__qualname__", None) or shown
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", name)  # what a partial or a dataclass holds may show its address
 
 
 def save_weights(weights: Mapping[str, Weight]) -> dict[str, dict[str, Any]]:
@@ -30,9 +45,12 @@ def checked_masks(
     state: Mapping[str, Any], settings: Mapping[str, Any], weights: Mapping[str, Weight]
 ) -> dict[str, Tensor]:
     """Return the saved masks, after everything that could be wrong with a state has been ruled out."""
+    if "method" not in state:
+        raise ValueError(f"this is not the state of a pruner: it has no 'method', only {list(state)[:3]}")
     for key, mine in settings.items():
-        if state.get(key) != mine:
-            raise ValueError(f"the state was saved with {key}={state.get(key)!r}, this pruner has {key}={mine!r}")
+        saved = state.get(key, mine)  # a state from before there was such an option does not tell
+        if saved != mine:
+            raise ValueError(f"the state was saved with {key}={saved!r}, this pruner has {key}={mine!r}")
     shapes = {name: list(weight.target.param.shape) for name, weight in weights.items()}
     for name in {**shapes, **state["shapes"]}:
         if shapes.get(name) != state["shapes"].get(name):

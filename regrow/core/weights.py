@@ -15,7 +15,7 @@ from regrow.host.layout import bit_view, like, pack, unpack
 from regrow.host.targets import Target, check_storage
 from regrow.host.warn import warn
 
-_SAMPLED = 8  # runs of as many elements
+_SAMPLED = 64  # elements of a layer that are compared at a step
 
 
 class Memory(Enum):
@@ -52,7 +52,6 @@ class Weight:
             self.dense = like(self.room(), self.dense, self.pruned.dtype)
         self._places = (self.pruned.data_ptr(), self.source.data_ptr())
         self._views = tuple(map(bit_view, (self.source, self.mask, self.pruned)))
-        self._sample = tuple(map(_sample, self._views))
         self.mark()
 
     def room(self) -> Tensor:
@@ -107,15 +106,19 @@ class Weight:
         parameter = self.target.param
         return parameter._version != self._version or parameter.data_ptr() != self._places[0]
 
-    @property
-    def intact(self) -> bool:
-        """Whether a few elements still are m⊙w: writes through `.data` leave `touched` as it was.
+    def intact(self, step: int) -> bool:
+        """Tell whether a few elements still are m⊙w: writes through `.data` leave `touched` as it was.
 
-        Only on the CPU, where looking costs microseconds; elsewhere it would have to wait for the device.
+        Others are looked at in every step, so that who writes again and again is found. Only on the CPU, where looking
+        costs microseconds; elsewhere it would have to wait for the device.
         """
-        source, mask, pruned = self._sample
-        unknown = self.dense is None or not isinstance(pruned, np.ndarray)
-        return unknown or (source * mask).tobytes() == pruned.tobytes()
+        source, mask, pruned = self._views
+        if self.dense is None or not isinstance(pruned, np.ndarray):
+            return True
+        apart = len(pruned) // _SAMPLED or 1
+        few = slice(step % apart, None, apart)
+        same: bool = (source[few] * mask[few]).tobytes() == pruned[few].tobytes()
+        return same
 
     def adopt(self) -> bool:
         """Take over weights written from outside; return whether they had weights where the mask has none.
@@ -183,28 +186,22 @@ class Weights(dict[str, Weight]):
             weight.forget()
 
     def adopt(self, step: int) -> None:
-        """Take over what others have written since the last step; one weight, by turns, is looked at closely."""
+        """Take over what others have written since the last step."""
         if self.shown:
             return
-        suspect = list(self.values())[step % len(self)]
-        unseen = not suspect.touched and not suspect.intact
+        touched = {name: weight for name, weight in self.items() if weight.touched}
+        unseen = [name for name, weight in self.items() if name not in touched and not weight.intact(step)]
         if unseen:
             warn(
-                f"{suspect.target.name} was written through .data, which leaves no trace for autograd. All weights are "
-                "taken as they are, but only one layer per step is looked at: write under torch.no_grad() instead."
+                f"{unseen[0]} was written through .data, which leaves no trace for autograd. All weights are taken as "
+                "they are, but only a few elements of each are looked at: write under torch.no_grad() instead."
             )
-        for name, weight in self.items():
-            if (unseen or weight.touched) and weight.adopt() and not unseen:
+        for name, weight in (self if unseen else touched).items():
+            if weight.adopt() and not unseen:
                 warn(
                     f"{name} was given new weights since the last step, some where it is pruned. They are taken as its "
                     "dense weights and pruned after this step; attach the pruner after loading."
                 )
-
-
-def _sample(view: Any) -> Any:
-    """Return a few short runs of elements: few lines of the cache that are not there after a step."""
-    enough = len(view) >= _SAMPLED**2
-    return view[: len(view) // _SAMPLED * _SAMPLED].reshape(_SAMPLED, -1)[:, :_SAMPLED] if enough else view
 
 
 def masked(source: Any, mask: Any, result: Any) -> None:

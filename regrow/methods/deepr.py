@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.methods.about import About
+from regrow.methods.options import check_amount
 from regrow.methods.rewire import Rewire, RewireOptions
 
 
@@ -44,7 +45,11 @@ class DeepR(Rewire):
         eta: float = 0.01,
         **options: Unpack[RewireOptions],
     ) -> None:
-        self.l1, self.temperature, self.eta = l1, temperature, eta
+        self.l1, self.eta = check_amount("l1", l1, zero=True), check_amount("eta", eta, zero=True)
+        if not isinstance(temperature, tuple | list) or len(temperature) != 2:
+            raise TypeError(f"temperature must be a pair, of the first step and of the last, got {temperature!r}")
+        hot, cold = (check_amount("each temperature", each) for each in temperature)
+        self.temperature = hot, cold
         self._before: dict[str, Tensor] = {}
         super().__init__(model, optimizer, sparsity=sparsity, every=1, total=total, **options)
 

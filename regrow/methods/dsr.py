@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.choices.budget import allocate
+from regrow.core.schedule import check_count
 from regrow.host.targets import find_targets
 from regrow.methods.about import About
+from regrow.methods.options import check_amount
 from regrow.methods.rewire import Rewire, RewireOptions
 
 _SHORTCUT = re.compile(r"shortcut|downsample|skip|proj", re.IGNORECASE)
@@ -52,7 +54,9 @@ class DSR(Rewire):
     ) -> None:
         if options.get("targets") is None:
             options["targets"] = _authors_targets(model, include_last=options.get("include_last", False))
-        self.drop, self.threshold = drop or 0, threshold
+        if drop is not None:
+            check_count("drop", drop, "connections per update", least=0)
+        self.drop, self.threshold = drop or 0, check_amount("threshold", threshold)
         super().__init__(model, optimizer, sparsity=sparsity, every=every, total=total, **options)
         if drop is None:
             self.drop = round(sum(target.param.numel() for target in self.targets.values()) * 20_000 / 1_460_000)
@@ -100,7 +104,10 @@ class DSR(Rewire):
 def _authors_targets(model: nn.Module, *, include_last: bool) -> list[str]:
     """Name the default targets but the first one and 1x1 convolutions whose name says that they are shortcuts."""
     first, *others = find_targets(model, include_last=include_last)
-    sparse = [
-        target.name for target in others if not (_SHORTCUT.search(target.name) and target.param.shape[2:].numel() == 1)
-    ]
+    sparse = [target.name for target in others if not (_SHORTCUT.search(target.name) and _is_1x1(target.param))]
     return sparse or [first.name]
+
+
+def _is_1x1(weight: Tensor) -> bool:
+    """Tell a convolution of one place; the projections of attention (`q_proj`) are linear layers."""
+    return weight.ndim > 2 and weight.shape[2:].numel() == 1

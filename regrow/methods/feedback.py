@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from regrow.choices.decay import Decay
 from regrow.core.masks import Masks
+from regrow.core.state import name_of
 from regrow.core.weights import Memory, Weight
 from regrow.host.shards import is_sharded
 from regrow.host.targets import Target, TargetSpec
@@ -54,7 +55,7 @@ class Feedback(Pruner):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.compressor = parse_compressor(compressor) if isinstance(compressor, str) else compressor
-        self.compression = getattr(self.compressor, "__qualname__", None) or repr(self.compressor)
+        self.compression = name_of(self.compressor)
         super().__init__(
             model,
             optimizer,
@@ -100,7 +101,8 @@ class _Compressed(Weight):
         _check(target, compressor)
         super().__init__(target, Memory.KEEP)
 
-    intact = True  # what a compressor makes of w is not known from a few elements
+    def intact(self, step: int) -> bool:
+        return True  # what a compressor makes of w is not known from a few elements
 
     def write(self) -> None:
         with torch.no_grad():

@@ -13,7 +13,7 @@ from typing import Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.schedule import Schedule
+from regrow.core.schedule import Schedule, check_steps
 from regrow.methods.about import About
 from regrow.methods.options import Options
 from regrow.methods.pruner import Pruner
@@ -42,8 +42,7 @@ class OneShot(Pruner):
         at: int = 0,
         **options: Unpack[Options],
     ) -> None:
-        if isinstance(at, bool) or not isinstance(at, int) or at < 0:
-            raise ValueError(f"at must be the optimizer step at which to prune, 0 or later, got {at!r}")
+        check_steps("at", at, least=0)
         self.at = at
         super().__init__(model, optimizer, sparsity=sparsity, **options)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+from numbers import Real
 from typing import Any, TypedDict, get_args, get_type_hints
 
 import torch.distributed as dist
@@ -10,6 +12,7 @@ import torch.distributed as dist
 from regrow.choices.budget import Scope
 from regrow.choices.decay import Decay
 from regrow.choices.score import Criterion
+from regrow.core.schedule import check_steps
 from regrow.host.targets import TargetSpec
 
 
@@ -46,17 +49,36 @@ class Options(TypedDict, total=False):
 
 
 def needed(method: object, value: int | None, name: str, meaning: str) -> int:
-    """Return `value`, or say what to pass if it is missing."""
+    """Return a number of optimizer steps, or say what to pass if it is missing or none."""
     if value is None:
         raise ValueError(f"{type(method).__name__} needs {name}=, {meaning}")
+    check_steps(name, value)
     return value
 
 
-def check_share(name: str, value: float) -> float:
-    """Return `value` if it is a share of connections."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be a share in [0, 1], got {value:g}")
+def check_share(name: str, value: float, *, inside: bool = False) -> float:
+    """Return `value` if it is a share, which neither nothing nor all is if it must lie `inside`."""
+    right = "a share in (0, 1)" if inside else "a share in [0, 1]"
+    number = check_number(name, value, right)
+    if not (0 < number < 1 if inside else 0 <= number <= 1):
+        raise ValueError(f"{name} must be {right}, got {number:g}")
     return value
+
+
+def check_amount(name: str, value: float, *, zero: bool = False) -> float:
+    """Return `value` if it is a finite number above zero, or not below it if it may be `zero`."""
+    right = "a finite number, 0 or more" if zero else "a finite number above 0"
+    number = check_number(name, value, right)
+    if not 0 <= number < math.inf or (number == 0 and not zero):
+        raise ValueError(f"{name} must be {right}, got {number:g}")
+    return value
+
+
+def check_number(name: str, value: object, right: str) -> float:
+    """Return `value` as a number if it is one; otherwise say what would be `right`."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be {right}, got {value!r}")
+    return float(value)
 
 
 def check_constant(method: object, sparsity: float) -> float:
@@ -85,6 +107,7 @@ class ExplicitSignature:
                 taken = {each: inherited[each] for each in passed} | taken
         order = [name for name in {**inherited, **taken} if name in taken and name != "self"]
         kept = [taken[name] for name in order if taken[name].kind is not inspect.Parameter.VAR_KEYWORD]
+        kept.sort(key=lambda parameter: parameter.kind)  # what may be given by position comes before what may not
         return own.replace(parameters=[_with_shared_default(owner, parameter) for parameter in kept])
 
 

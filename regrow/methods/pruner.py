@@ -31,7 +31,7 @@ class Pruner(BasePruner):
     whether weight decay acts on the dense or on the pruned weights (see `regrow.methods.options.Options`).
     """
 
-    shared = (*BasePruner.shared, "unit", "criterion", "channels")
+    shared = (*BasePruner.shared, "unit", "criterion", "channels", "decay")
     criterion: Criterion = "l2"
     __signature__: ClassVar[Any] = ExplicitSignature()
 
@@ -53,7 +53,7 @@ class Pruner(BasePruner):
         offload: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.unit, self.channels, self._offload = unit, channels, offload
+        self.unit, self.channels, self.decay, self._offload = unit, channels, decay, offload
         self.criterion = self.criterion if criterion is None else criterion
         optimizer = hookable(optimizer)
         self._decay = DecayAtPruned(optimizer) if at_pruned(decay) else None

@@ -56,8 +56,6 @@ class Rewire(Pruner, ABC):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.total = needed(self, total, "total", "the optimizer steps of the whole training: epochs * len(loader)")
-        if self.total < 1:
-            raise ValueError(f"total must be the optimizer steps of the whole training, got {total}")
         every = needed(self, every, "every", "the optimizer steps between updates: every=len(loader) is once per epoch")
         self.seed = seed
         super().__init__(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regrow.analysis import account
 from regrow.core.masks import Masks
-from regrow.core.schedule import Schedule
+from regrow.core.schedule import Schedule, check_steps
 
 Result = TypeVar("Result")
 
@@ -28,8 +28,7 @@ def from_scratch(
     weights that it has, for example a fresh initialisation. `steps` is the length of that training ("same epochs"),
     or what `steps_of_equal_flops` makes of it ("same FLOPs"). `train` attaches `Fixed(model, optimizer, masks)`.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be the optimizer steps of the training, got {steps}")
+    check_steps("steps", steps)
     if initial is not None:
         model.load_state_dict(initial)
     return train(model, Masks(masks).clone(), steps)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.choices.units import check_rows
-from regrow.core.schedule import Schedule
+from regrow.core.schedule import Schedule, check_steps
 from regrow.core.weights import Weight
 from regrow.host.shards import Shards
 from regrow.host.targets import Target
@@ -37,7 +37,7 @@ class SteadyOptions(Options, total=False):
 class Steady(Pruner, ABC):
     """A pruner with the options `stabilise` and `settle` (a share of the `total` optimizer steps)."""
 
-    shared = (*Pruner.shared, "stabilise", "settle")
+    shared = (*Pruner.shared, "stabilise", "settle", "total")
 
     def __init__(
         self,
@@ -50,9 +50,13 @@ class Steady(Pruner, ABC):
         **options: Unpack[SteadyOptions],
     ) -> None:
         self.stabilise, self.settle = stabilise, check_share("settle", settle)
+        self.total: int | None = None  # which makes no difference without a rest: a training may become longer
         if settle:
-            steps = needed(self, total, "total", "the optimizer steps of the whole training, to know its last ones")
-            self._rest = round(steps * (1 - settle))
+            meaning = "the optimizer steps of the whole training, to know its last ones"
+            self.total = needed(self, total, "total", meaning)
+            self._rest = round(self.total * (1 - settle))
+        elif total is not None:
+            check_steps("total", total)
         super().__init__(model, optimizer, **options)
 
     def hold(self, target: Target) -> Weight:

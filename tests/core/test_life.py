@@ -1,9 +1,11 @@
 """A pruner's life: what it tells, freezing, detaching, saving, resuming."""
 
 import copy
+import functools
 import io
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 import regrow
+from regrow.core import BasePruner
 from tests.core.nets import batches, sgd, small_cnn, train
 
 
@@ -242,3 +245,84 @@ def test_masks_are_a_validated_mapping(trained):
     assert repr(masks) == f"Masks(3 tensors, {masks.kept:,} of {masks.total:,} kept)"
     with pytest.raises(TypeError, match=r"torch\.uint8"):
         regrow.Masks({"a": torch.ones(2, dtype=torch.uint8)})
+
+
+class Ramp:
+    """A schedule that shows nothing but where it lies in memory."""
+
+    def __call__(self, t):
+        return 0.5
+
+
+@dataclass
+class Scaled:
+    """A schedule that shows another function."""
+
+    schedule: object
+    factor: float = 1.0
+
+    def __call__(self, t):
+        return self.factor * self.schedule(t)
+
+
+def halfway(t, end=100, *, final=0.5):
+    return final
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Ramp, lambda: functools.partial(halfway, final=0.4), lambda: Scaled(halfway), lambda: Ramp().__call__],
+    ids=["object", "partial", "dataclass of a function", "method"],
+)
+def test_a_schedule_of_any_kind_can_be_resumed(make):
+    state = _dpf(sparsity=make()).state_dict()
+    assert "0x" not in state["schedule"]
+    again = _dpf(sparsity=make())
+    again.load_state_dict(state)
+    assert again.requested == state["requested"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [functools.partial(halfway, final=0.4), functools.partial(halfway, 200), Ramp(), halfway, Scaled(halfway, 0.5)],
+    ids=["partial", "other arguments", "object", "function", "dataclass"],
+)
+def test_another_schedule_of_the_same_kind_is_noticed(other):
+    state = _dpf(sparsity=functools.partial(halfway, end=50)).state_dict()
+    with pytest.raises(ValueError, match=r"saved with schedule='functools\.partial"):
+        _dpf(sparsity=other).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("saved", "here", "message"),
+    [
+        ({"decay": "pruned"}, {}, "saved with decay='pruned', this pruner has decay='dense'"),
+        (
+            {"settle": 0.1, "total": 100},
+            {"settle": 0.1, "total": 200},
+            "saved with total=100, this pruner has total=200",
+        ),
+    ],
+)
+def test_options_that_change_training_are_compared(saved, here, message):
+    with pytest.raises(ValueError, match=message):
+        _dpf(**here).load_state_dict(_dpf(**saved).state_dict())
+
+
+def test_a_training_that_does_not_settle_may_become_longer():
+    _dpf(total=200).load_state_dict(_dpf(total=100).state_dict())
+
+
+def test_a_state_from_before_there_was_an_option_still_loads(trained):
+    _, _, pruner = trained
+    state = pruner.state_dict()
+    del state["decay"], state["total"]
+    pruner.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"not the state of a pruner: it has no 'method', only \['0.weight'"):
+        pruner.load_state_dict({"0.weight": torch.ones(1)})
+
+
+def test_a_pruner_without_targets_is_refused():
+    model = small_cnn()
+    with pytest.raises(ValueError, match="a pruner needs at least one target"):
+        BasePruner(model, sgd(model), sparsity=0.5, targets=[])

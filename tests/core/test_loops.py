@@ -319,6 +319,36 @@ def test_writes_through_data_are_found_and_taken_over():
         assert torch.equal(model[3].weight, other[3].weight)
 
 
+@pytest.mark.parametrize("layer", [0, 3, 6])
+def test_a_write_through_data_to_any_layer_is_found_at_once(layer):
+    model = small_cnn()
+    optimizer = sgd(model, lr=0.0)
+    pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=1000)
+    written = torch.randn_like(model[layer].weight)
+    model[layer].weight.data.copy_(written)
+    with pytest.warns(UserWarning, match=rf"{layer}\.weight was written through \.data"):
+        train(model, optimizer, batches(1))
+    with pruner.dense():
+        assert torch.equal(model[layer].weight, written)
+
+
+def test_whoever_writes_a_single_weight_through_data_at_every_step_is_found():
+    model = small_cnn()
+    optimizer = sgd(model, lr=0.0)
+    pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=1000)
+    place = tuple(pruner.masks["6.weight"].nonzero()[-1])
+
+    def written():
+        for batch in batches(model[6].weight.numel() // 64):
+            model[6].weight.data[place] = 9.0
+            yield batch
+
+    with pytest.warns(UserWarning, match=r"6\.weight was written through \.data"):
+        train(model, optimizer, written())
+    with pruner.dense():
+        assert model[6].weight[place] == 9.0
+
+
 def test_a_model_moved_to_another_memory_format_keeps_its_dense_weights():
     model, plain = small_cnn(), small_cnn()
     optimizer, other = sgd(model), sgd(plain)
@@ -386,12 +416,18 @@ def test_decay_at_the_pruned_weights_equals_the_regulariser_as_part_of_the_loss(
     [
         ({"sparsity": 90}, ValueError, r"Did you mean 0\.9"),
         ({"sparsity": 1.0}, ValueError, r"in \[0, 1\)"),
-        ({"sparsity": 0.5, "every": 0}, ValueError, "every must be at least 1"),
+        ({"sparsity": 0.5, "every": 0}, ValueError, "every must be a whole number of optimizer steps, at least 1"),
         ({"sparsity": 0.5, "every": 1.5}, TypeError, "whole number"),
         ({"sparsity": 0.5, "scope": "local"}, ValueError, "'local'"),
         ({"sparsity": 0.5, "unit": "column"}, ValueError, "'column'"),
         ({"sparsity": 0.5, "criterion": "l3"}, ValueError, "criterion must be one of .*'l3'"),
-        ({"sparsity": 0.5, "floor": -1}, ValueError, "floor must be at least 0"),
+        ({"sparsity": 0.5, "floor": -1}, ValueError, "floor must be a whole number of units per layer, at least 0"),
+        ({"sparsity": 0.5, "floor": 1.5}, TypeError, "floor must be a whole number .* got 1.5"),
+        ({"sparsity": 0.5, "settle": 0.1, "total": 0}, ValueError, "total must be a whole number .* at least 1, got 0"),
+        ({"sparsity": 0.5, "settle": 0.1, "total": -5}, ValueError, "total must be .* got -5"),
+        ({"sparsity": 0.5, "settle": 0.1, "total": "100"}, TypeError, "total must be .* got '100'"),
+        ({"sparsity": 0.5, "total": 0}, ValueError, "total must be .* got 0"),
+        ({"sparsity": 0.5, "settle": "0.1"}, TypeError, r"settle must be a share in \[0, 1\], got '0.1'"),
         ({"sparsity": 0.5, "decay": "none"}, ValueError, "decay must be"),
         ({"sparsity": 0.9, "floor": 10_000}, ValueError, "lower the floor or the sparsity"),
     ],

@@ -58,13 +58,22 @@ def test_a_number_is_a_constant_schedule():
         (lambda: regrow.Cubic(0.9, end=0.5), r"end is an optimizer step, got 0.5: pass int\(0.5 \* steps\)"),
         (lambda: regrow.Cubic(0.9, end=5, start=7), "start=7, end=5"),
         (lambda: regrow.Cubic(0.9, end=5, initial=2), "initial must be in"),
-        (lambda: regrow.Cubic(0.9, end=5, every=0), "at least 1 optimizer step, got 0"),
+        (
+            lambda: regrow.Cubic(0.9, end=5, every=0),
+            "every must be a whole number of optimizer steps, at least 1, got 0",
+        ),
         (lambda: as_schedule(lambda t: 1.5), "at step 0 must be in"),
     ],
 )
 def test_a_wrong_schedule_says_what_is_wrong(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("end", [float("inf"), "10", 100.5, True])
+def test_a_ramp_that_ends_at_no_step_is_a_type_error(end):
+    with pytest.raises(TypeError, match=f"end must be a whole number of optimizer steps, .* got {end!r}"):
+        regrow.Cubic(0.9, end=end)
 
 
 def test_a_sparsity_that_is_no_number_is_a_type_error():

@@ -44,6 +44,32 @@ def test_a_checkpoint_loads_exactly_at_an_odd_moment(inside):
     assert train(model, optimizer, batches(6, seed=8)) == expected
 
 
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("wrong", ["setting", "model"])
+def test_a_state_that_is_refused_after_an_interrupted_step_leaves_the_pruned_model(wrong, offload):
+    model, optimizer, pruner = attached(offload=offload)
+    train(model, optimizer, batches(3))
+    state = copy.deepcopy(pruner.state_dict())
+    train(model, optimizer, batches(3, seed=8))  # makes other masks
+    dense, pruned = copy.deepcopy(pruner.weights), copy.deepcopy(model.state_dict())
+    if wrong == "setting":
+        state["every"] = 3
+
+    def fail(*_):
+        raise InterruptedError
+
+    hook = optimizer.register_step_pre_hook(fail)
+    with pytest.raises(InterruptedError):
+        optimizer.step()
+    hook.remove()
+    with pytest.raises(
+        ValueError, match="every=3" if wrong == "setting" else "load the model's state of the same moment"
+    ):
+        pruner.load_state_dict(state)
+    assert all(torch.equal(pruned[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(torch.equal(dense[name], weight) for name, weight in pruner.weights.items())
+
+
 def test_an_interrupt_while_the_weights_are_swapped_loses_nothing(monkeypatch):
     model, optimizer, pruner = attached()
     with pruner.dense():

@@ -177,3 +177,18 @@ def test_what_cannot_work_is_said():
     other = regrow.Feedback(model, optimizer, compressor=regrow.Uniform(4))
     with pytest.raises(ValueError, match=r"saved with compression='Sign\(scaled=True\)'"):
         other.load_state_dict(state)
+
+
+class Rounded:
+    def __call__(self, w):
+        return w.round(decimals=1)
+
+
+def test_a_compressor_that_is_an_object_can_be_resumed():
+    def attach(compressor):
+        model = TRAINING.model()
+        return regrow.Feedback(model, TRAINING.optimizer(model), compressor=compressor)
+
+    attach(Rounded()).load_state_dict(attach(Rounded()).state_dict())
+    with pytest.raises(ValueError, match=r"saved with compression='Rounded', .* has compression='Uniform\(bits=4\)'"):
+        attach(regrow.Uniform(4)).load_state_dict(attach(Rounded()).state_dict())

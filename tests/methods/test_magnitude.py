@@ -104,7 +104,7 @@ def test_what_is_missing_is_said():
     model = PLAIN.model()
     with pytest.raises(ValueError, match=r"Incremental needs every=.*every=len\(loader\)"):
         regrow.Incremental(model, PLAIN.optimizer(model), sparsity=0.5)
-    with pytest.raises(ValueError, match="at must be the optimizer step at which to prune, 0 or later, got -1"):
+    with pytest.raises(ValueError, match="at must be a whole number of optimizer steps, at least 0, got -1"):
         regrow.OneShot(model, PLAIN.optimizer(model), sparsity=0.5, at=-1)
 
 

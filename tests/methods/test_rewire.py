@@ -216,6 +216,14 @@ def test_default_targets_are_those_of_the_authors():
     assert set(pruners["RigL"].targets) == set(names) - {names[-1]}
 
 
+def test_the_projections_of_attention_are_no_shortcuts():
+    names = ["embed", "q_proj", "k_proj", "out_proj"]
+    model = nn.ModuleDict({name: nn.Linear(8, 8) for name in names} | {"head": nn.Linear(8, 2)})
+    assert list(attach_to(model, "DSR").targets) == [f"{name}.weight" for name in names[1:]]
+    convolutions = nn.ModuleDict({name: nn.Conv2d(8, 8, 1) for name in names})
+    assert list(attach_to(convolutions, "DSR").targets) == ["embed.weight"]
+
+
 def regrow_resnet():
     from regrow.models import build
 
@@ -238,8 +246,19 @@ def test_what_is_missing_or_wrong_is_said_before_anything_changes():
         regrow.SparseMomentum(model, torch.optim.SGD(model.parameters(), lr=0.1), sparsity=0.9, every=1, total=9)
     with pytest.raises(ValueError, match=r"drop must be a share in \[0, 1\], got 30"):
         regrow.RigL(model, optimizer, sparsity=0.9, total=10, drop=30)
-    with pytest.raises(ValueError, match="total must be the optimizer steps of the whole training, got 0"):
+    with pytest.raises(ValueError, match="total must be a whole number of optimizer steps, at least 1, got 0"):
         regrow.DSR(model, optimizer, sparsity=0.9, total=0)
+    for method, options, error, message in (
+        (regrow.RigL, {"total": 100.5}, TypeError, "total must be a whole number of optimizer steps, .* got 100.5"),
+        (regrow.DSR, {"drop": -5}, ValueError, "drop must be a whole number of connections .* at least 0, got -5"),
+        (regrow.DSR, {"drop": 0.3}, TypeError, "drop must be a whole number of connections .* got 0.3"),
+        (regrow.DSR, {"threshold": -1}, ValueError, "threshold must be a finite number above 0, got -1"),
+        (regrow.DeepR, {"temperature": (0, 0)}, ValueError, "each temperature must be a finite number above 0, got 0"),
+        (regrow.DeepR, {"temperature": 1e-5}, TypeError, "temperature must be a pair, .* got 1e-05"),
+        (regrow.DeepR, {"eta": "0.01"}, TypeError, "eta must be a finite number, 0 or more, got '0.01'"),
+    ):
+        with pytest.raises(error, match=message):
+            method(model, optimizer, **({"sparsity": 0.9, "total": 10} | options))
     with pytest.raises(ValueError, match=r"scope must be one of 'global', .*got 'erdos'"):
         regrow.RigL(model, optimizer, sparsity=0.9, total=10, scope="erdos")
     for method in (regrow.RigL, regrow.SNIP):
