@@ -17,16 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from regrow.choices.budget import Allotment, Scope, alive
 from regrow.core.masks import Masks
-from regrow.core.schedule import check_sparsity
+from regrow.core.schedule import check_sparsity, check_steps
 from regrow.core.weights import Memory
 from regrow.host.layout import pack, unpack
-from regrow.host.shards import is_sharded
+from regrow.host.shards import ALONE, is_sharded
+from regrow.host.steps import Steps
 from regrow.host.targets import TargetSpec, find_targets
 from regrow.methods.about import About
+from regrow.methods.options import check_share
 
 Train = Callable[[nn.Module, Masks, int], Any]
 
@@ -76,10 +78,8 @@ class LotteryTicket:
         folder: str | Path | None = None,
     ) -> None:
         check_sparsity(sparsity)
-        if not 0 < drop < 1:
-            raise ValueError(f"drop must be a share in (0, 1), got {drop:g}")
-        if rewind < 0:
-            raise ValueError(f"rewind must be an optimizer step, 0 or later, got {rewind}")
+        check_share("drop", drop, inside=True)
+        check_steps("rewind", rewind, least=0)
         self.model, self.rewind, self.budget = model, rewind, Allotment(scope)
         self.targets = {t.name: t.param for t in find_targets(model, targets, include_last=include_last)}
         if sharded := [name for name, parameter in self.targets.items() if is_sharded(parameter)]:
@@ -95,11 +95,17 @@ class LotteryTicket:
         `train` trains the model in place, from optimizer step `start` of its schedule to the end, with an optimizer of
         its own, and keeps to the masks. It returns what is worth knowing, as numbers, text, tensors, lists and dicts.
         """
-        settings = {"sparsities": self.sparsities, "rewind": self.rewind, "scope": self.budget.scope}
+        settings = {
+            "sparsities": self.sparsities,
+            "rewind": self.rewind,
+            "scope": self.budget.scope,
+            "targets": list(self.targets),
+        }
         start = self._load("start") or self._save("start", {**settings, "model": _state(self.model)})
         for key, mine in settings.items():
-            if start[key] != mine:
-                raise ValueError(f"{self.folder} was begun with {key}={start[key]}, this search has {key}={mine}")
+            begun = start.get(key, mine)  # a search from before there was such an option does not tell
+            if begun != mine:
+                raise ValueError(f"{self.folder} was begun with {key}={begun}, this search has {key}={mine}")
         self.model.load_state_dict(start["model"])
         levels: list[Level] = []
         rewound = start["model"]
@@ -136,20 +142,29 @@ class LotteryTicket:
 
     @contextmanager
     def _watching(self) -> Iterator[dict[int, Any]]:
-        """Count the optimizer steps that the model takes, and keep its state at step `rewind`."""
+        """Count the optimizer steps that the model takes, as a pruner does, and keep its state at step `rewind`."""
         seen: dict[int, Any] = {0: _state(self.model) if self.rewind == 0 else None}
         parameters = {id(parameter) for parameter in self.targets.values()}
+        watched: dict[Optimizer, Steps] = {}
 
-        def count(optimizer: Optimizer, *_: Any) -> None:
-            if any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"]):
+        def count(counts: bool) -> None:
+            if counts:
                 step = max(seen) + 1
                 seen[step] = _state(self.model) if step == self.rewind else None
 
-        hook = register_optimizer_step_post_hook(count)
+        def watch(optimizer: Optimizer, *_: Any) -> None:
+            """Meet an optimizer of the model at its first step: `train` makes it, and torch asks its hooks next."""
+            mine = any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"])
+            if mine and optimizer not in watched:
+                watched[optimizer] = Steps(optimizer, ALONE, lambda _: None, count, lambda closure: closure())
+
+        hook = register_optimizer_step_pre_hook(watch)
         try:
             yield seen
         finally:
             hook.remove()
+            for steps in watched.values():
+                steps.remove()
 
     def _record(self, masks: Masks, result: Any) -> dict[str, Any]:
         packed = {name: pack(mask) for name, mask in masks.items()}
@@ -159,7 +174,11 @@ class LotteryTicket:
         path = self.folder and self.folder / f"{name}.pt"
         if path is None or not path.exists():
             return None
-        record: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            record: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged file may raise anything
+            again = "to begin anew, delete the folder" if name == "start" else "to train this level again, delete it"
+            raise ValueError(f"{path} is damaged ({type(error).__name__}): {again}") from error
         return record
 
     def _save(self, name: str, record: dict[str, Any]) -> dict[str, Any]:

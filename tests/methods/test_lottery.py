@@ -96,12 +96,71 @@ def test_what_cannot_work_is_said(tmp_path):
         regrow.LotteryTicket(model, 0.5, rewind=7).run(train)
     with pytest.raises(ValueError, match=r"drop must be a share in \(0, 1\), got 20"):
         regrow.LotteryTicket(model, 0.5, drop=20)
+    with pytest.raises(TypeError, match=r"rewind must be a whole number of optimizer steps, at least 0, got 0\.5"):
+        regrow.LotteryTicket(model, 0.5, rewind=0.5)
     with pytest.raises(ValueError, match=r"sparsity must be in \[0, 1\), got 90. Did you mean 0.9"):
         regrow.LotteryTicket(model, 90)
     with pytest.raises(TypeError, match=r"train must return numbers, .* got Linear"):
         regrow.LotteryTicket(model, 0.5, folder=tmp_path).run(lambda *_: nn.Linear(1, 1))
     with pytest.raises(ValueError, match="was begun with rewind=0, this search has rewind=1"):
         regrow.LotteryTicket(model, 0.5, folder=tmp_path, rewind=1).run(train)
+
+
+class Nested(torch.optim.SGD):
+    """An optimizer whose step calls its parent's."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", ["nested steps", "an overflow", "a pretended step", "closures"])
+def test_the_search_rewinds_to_a_step_that_counts(kind):
+    rewound = {}
+
+    def train(model, masks, start):
+        make = Nested if kind == "nested steps" else torch.optim.SGD
+        rate, fused = 0.0 if kind == "a pretended step" else 0.1, kind == "an overflow"
+        optimizer = make(model.parameters(), lr=rate, momentum=0.9, fused=fused)
+        if start:
+            rewound.update({name: tensor.clone() for name, tensor in model.state_dict().items()})
+            return
+        if kind == "a pretended step":  # as distributed checkpoint does, to make the optimizer's state
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] = 0.1
+        if kind == "an overflow":  # as GradScaler tells fused optimizers
+            optimizer.found_inf = torch.ones(())
+            optimizer.step()
+            del optimizer.found_inf
+        if kind == "closures":
+            plain = optimizer.step
+            optimizer.step = lambda: plain(lambda: torch.zeros(()))
+        for t in steps(model, optimizer, LENGTH):
+            if t == 2:
+                expected.update({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        optimizers.append(optimizer)
+
+    expected, optimizers = {}, []
+    regrow.LotteryTicket(TRAINING.model(), 0.2, rewind=2).run(train)
+    assert not optimizers[0]._optimizer_step_pre_hooks  # a guest that has left
+    masked = {name for name in expected if name.endswith("weight") and expected[name].ndim > 1}
+    assert all(torch.equal(rewound[name], tensor) for name, tensor in expected.items() if name not in masked)
+    for name in masked:
+        assert torch.equal(rewound[name], expected[name] * (rewound[name] != 0))
+
+
+def test_another_search_in_the_same_folder_and_a_damaged_file_are_named(tmp_path):
+    regrow.LotteryTicket(TRAINING.model(), 0.5, folder=tmp_path).run(train)
+    with pytest.raises(ValueError, match=r"was begun with targets=\['0.weight', .*, this search has targets=\["):
+        regrow.LotteryTicket(TRAINING.model(), 0.5, folder=tmp_path, include_last=True).run(train)
+    (tmp_path / "level-01.pt").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"level-01.pt is damaged .*: to train this level again, delete it"):
+        regrow.LotteryTicket(TRAINING.model(), 0.5, folder=tmp_path).run(train)
+    (tmp_path / "start.pt").write_bytes((tmp_path / "start.pt").read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"start.pt is damaged .*: to begin anew, delete the folder"):
+        regrow.LotteryTicket(TRAINING.model(), 0.5, folder=tmp_path).run(train)
 
 
 def test_a_found_mask_trains_from_scratch_from_the_original_weights():
@@ -123,7 +182,7 @@ def test_a_found_mask_trains_from_scratch_from_the_original_weights():
     assert regrow.from_scratch(fresh, pruner.masks, train_for, steps=4, initial=original) == (pruner.sparsity, 4)
     for name, mask in pruner.masks.items():
         assert torch.equal(begun[name], original[name] * mask)
-    with pytest.raises(ValueError, match="steps must be the optimizer steps of the training, got 0"):
+    with pytest.raises(ValueError, match="steps must be a whole number of optimizer steps, at least 1, got 0"):
         regrow.from_scratch(fresh, pruner.masks, train_for, steps=0)
 
 
