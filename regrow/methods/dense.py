@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -23,9 +24,15 @@ class Dense(Pruner):
     memory = Memory.SOFT  # nothing is masked, so there is nothing to do after a step
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, *, targets: TargetSpec = None, include_last: bool = False
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        targets: TargetSpec = None,
+        include_last: bool = False,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__(model, optimizer, sparsity=0.0, targets=targets, include_last=include_last)
+        super().__init__(model, optimizer, sparsity=0.0, targets=targets, include_last=include_last, group=group)
 
     def due(self, t: int) -> bool:
         """Never."""

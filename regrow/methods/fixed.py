@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -23,9 +24,16 @@ class Fixed(Pruner):
         cost="nothing",
     )
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        masks: Mapping[str, Tensor],
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         self._given = Masks({clean_name(name): mask for name, mask in masks.items()}).clone()
-        super().__init__(model, optimizer, sparsity=self._given.sparsity, targets=list(self._given))
+        super().__init__(model, optimizer, sparsity=self._given.sparsity, targets=list(self._given), group=group)
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Return the given masks."""

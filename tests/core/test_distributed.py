@@ -78,14 +78,21 @@ def test_masks_that_come_to_differ_stop_all_ranks_with_an_explanation(tmp_path):
 
 
 def attach_alone(rank):
-    model = nn.Sequential(nn.Linear(4 + rank, 3), nn.Linear(3, 2))
-    optimizer = sgd(model)
     alone = [dist.new_group([0]), dist.new_group([1])][rank]
-    pruner = regrow.DPF(model, optimizer, sparsity=0.5, group=alone)
-    model(torch.randn(2, 4 + rank)).sum().backward()
-    optimizer.step()
-    return pruner.step
+    taken = 0
+    for attach in (
+        lambda m, o: regrow.DPF(m, o, sparsity=0.5, group=alone),
+        lambda m, o: regrow.Fixed(m, o, {"0.weight": m[0].weight > 0}, group=alone),
+        lambda m, o: regrow.Dense(m, o, group=alone),
+    ):
+        model = nn.Sequential(nn.Linear(4 + rank, 3), nn.Linear(3, 2))
+        optimizer = sgd(model)
+        pruner = attach(model, optimizer)
+        model(torch.randn(2, 4 + rank)).sum().backward()
+        optimizer.step()
+        taken += pruner.step
+    return taken
 
 
 def test_ranks_that_train_different_models_say_so_with_a_group(tmp_path):
-    assert run_on_two(attach_alone, tmp_path) == [1, 1]
+    assert run_on_two(attach_alone, tmp_path) == [3, 3]

@@ -111,8 +111,7 @@ def same_training(method, options, wrap):
     parallel = wrap(copy.deepcopy(model))
     reference, optimizer = sgd(model), sgd(parallel)
     pruner = getattr(regrow, method)(parallel, optimizer, **options)
-    only = {} if method == "Dense" else {"group": alone()}
-    whole = getattr(regrow, method)(model, reference, **options, **only)
+    whole = getattr(regrow, method)(model, reference, **options, group=alone())
     data = [(x.double(), y) for x, y in batches(50)]
     train(model, reference, iter(data))
     train(parallel, optimizer, ((x[rank::size], y[rank::size]) for x, y in data))
@@ -123,6 +122,8 @@ def same_training(method, options, wrap):
     mine, theirs = pruner.stats(), whole.stats()
     assert (mine.sparsity, mine.flips, mine.layers) == (theirs.sparsity, theirs.flips, theirs.layers)
     assert abs(mine.delta - theirs.delta) < 1e-9
+    with pruner.dense():
+        assert abs(pruner.stats().delta - theirs.delta) < 1e-9
 
 
 def sharded(model):
