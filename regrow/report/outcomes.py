@@ -149,7 +149,8 @@ def group(runs: Iterable[Run]) -> tuple[list[Group], list[tuple[Run, Run]]]:
     """
     outcomes: dict[str, Outcome] = {}
     repeated: list[tuple[Run, Run]] = []
-    for run in sorted(runs, key=lambda run: run.result is None):
+    # As in the paper's tables: a run without fine-tuning speaks for itself, and comes before one that goes on.
+    for run in sorted(runs, key=lambda run: (run.result is None, run.recipe.finetune_epochs > 0)):
         for outcome in outcomes_of(run):
             first = outcomes.setdefault(outcome.recipe.key(), outcome)
             if first is not outcome and first.run.recipe.key() == run.recipe.key() and not outcome.finetuned:

@@ -17,6 +17,8 @@ from regrow.train.config import Recipe
 
 # Accuracies are comparable between runs that agree in these fields.
 _TASK = ("data", "model", "width", "stem_stride", "growth", "holdout")
+# Runs that differ in these are two ways to prune at whatever sparsity: one curve through both would mean nothing.
+_WAY = ("scope", "unit", "targets", "include_last")
 _NAMED_ELSEWHERE = (*_TASK, "method", "sparsity", "seed", "device", "threads")
 
 
@@ -140,7 +142,8 @@ def _entries(groups: Sequence[Group]) -> list[Entry]:
     entries = []
     for members in by_method.values():
         # What differs between sparsities only (a learning rate tuned for each) would tear a curve apart.
-        naming = _varying(members, lambda member: member.level)
+        ways = [name for name in _varying(members, lambda _: ()) if name in _WAY]
+        naming = [*ways, *(name for name in _varying(members, lambda member: member.level) if name not in ways)]
         rest = [name for name in anywhere if name not in naming]
         for member in members:
             details, settings = _settings(member, naming), _settings(member, rest)
@@ -149,8 +152,10 @@ def _entries(groups: Sequence[Group]) -> list[Entry]:
 
 
 def _settings(member: Group, names: Sequence[str]) -> list[str]:
+    """Return what `member` sets; what it leaves to the method is known by not being named."""
     idle = idle_fields(member.recipe, finetuned=member.finetuned)
-    return [_setting(member.recipe, name) for name in names if name not in idle]
+    chosen = [name for name in names if name not in idle and getattr(member.recipe, name) not in (None, ())]
+    return [_setting(member.recipe, name) for name in chosen]
 
 
 def _varying(groups: Sequence[Group], within: Callable[[Group], Any]) -> list[str]:
@@ -170,8 +175,6 @@ def _setting(recipe: Recipe, name: str) -> str:
     words = name.replace("_", " ")
     if isinstance(value, bool):
         return words if value else f"no {words}"
-    if value is None or value == ():
-        return f"{words} by default"
     if isinstance(value, tuple):
         return f"{words} {', '.join(map(str, value))}"
     return f"{words} {value:g}" if isinstance(value, float) else f"{words} {value}"

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from regrow.report import plot_run
 from regrow.report.collection import every_choice, sections
 from regrow.report.figures.curves import TRAINING, curve_figure
 from regrow.report.figures.layers import layers_figure
+from regrow.report.figures.speed import speed_figure
+from regrow.report.figures.tradeoff import COSTS, tradeoff_figure
 from regrow.report.files import to_svg, write_figures
 from regrow.report.outcomes import group
 from regrow.report.runs import Run, find_runs
@@ -81,6 +84,28 @@ def test_the_curves_hold_what_the_runs_recorded(runs, figures):
     seeds = [[r["top1"] for r in run.records] for run in find_runs([runs / "dpf90-s0", runs / "dpf90-s1"])]
     assert row["mean"] == pytest.approx([(a + b) / 2 for a, b in zip(*seeds, strict=True)])
     assert row["epoch"] == [1, 2]
+
+
+def test_the_names_of_layers_are_read_to_their_end(figures):
+    axis = figures["layers"].spec["encoding"]["y"]["axis"]
+    assert axis["labelLimit"] >= 7 * len("layer2.0.downsample.0")
+
+
+def test_speeds_of_several_machines_have_its_number_in_front_and_its_name_below(runs):
+    recorded = [
+        replace(run, result={**run.result, "environment": {"cpu": "another"}}) for run in find_runs([runs / "dense"])
+    ]
+    known = [*recorded, *find_runs([runs / "dpf90-s0"])]
+    (task,) = make_tasks(group(known)[0], known)
+    figure = speed_figure(task)
+    assert [row["name"] for row in figure.spec["datasets"]["rows"]] == ["1: Dense", "2: DPF 90 %"]
+    assert "Machine 1: another, 1 thread. Machine 2: " in figure.caption
+
+
+def test_a_broken_line_is_explained_where_there_is_one(figures, runs):
+    alone = tradeoff_figure(COSTS[0], task_of(runs / "dpf50-s0", runs / "dpf90-s0"))
+    assert "broken line" in figures["accuracy-sparsity"].caption
+    assert "broken line" not in alone.caption
 
 
 def test_masks_that_do_not_move_are_in_no_figure_of_masks(figures):

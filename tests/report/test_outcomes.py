@@ -110,6 +110,26 @@ def test_labels_name_what_differs_and_nothing_else():
     assert tuned["DPF 80 %"].settings == "lr 0.2"
 
 
+def test_what_is_left_to_the_method_is_not_named():
+    assert set(entries([finished(QUICK.changed(every=None)), finished(QUICK.changed(every=None, scope="layer"))])) == {
+        "DPF 90 %",
+        "DPF 90 % · scope layer",
+    }
+
+
+def test_filters_and_weights_are_two_series_even_where_no_sparsity_has_both():
+    both = entries([finished(QUICK), finished(QUICK.changed(sparsity=0.4, unit="filter"))])
+    assert {entry.series for entry in both.values()} == {"DPF", "DPF · unit filter"}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_run_without_fine_tuning_speaks_for_itself_whatever_comes_first(order):
+    tuned = finished(QUICK.changed(finetune_epochs=1), top1=90.0, top1_before_finetuning=60.0)
+    plain = finished(QUICK, top1=50.0)
+    groups, _ = group([tuned, plain][::order])
+    assert {each.summary("top1").mean for each in groups} == {90.0, 50.0}
+
+
 def test_networks_and_data_sets_are_not_compared_with_one_another():
     recipes = [QUICK, QUICK.changed(width=8), QUICK.changed(holdout=100), QUICK.changed(model="resnet8")]
     runs = [finished(recipe) for recipe in recipes]

@@ -64,7 +64,7 @@ def _in_words(entry: Entry) -> str:
 
 def _chart(chosen: str, layers: int) -> Any:
     alt = altair()
-    labels = alt.Axis(labelLimit=130, labelOverlap=layers >= 60, ticks=False, domain=False)
+    labels = alt.Axis(labelLimit=160, labelOverlap=layers >= 60, ticks=False, domain=False)
     color = alt.Color(
         "pruned:Q",
         title="pruned",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from regrow.report.figures.figure import SHOWN, Figure, altair, compact, finish, new_chart, series_scales
@@ -22,7 +23,14 @@ def speed_figure(task: Task) -> Figure | None:
     said = [f"{row['name']} {row['text']}" for row in rows]
     description = f"Images per second in training: {sentence(said)}"
     chart = _chart(task, [row["name"] for row in rows]).properties(description=description)
-    return Figure("speed", "Speed of training", _CAPTION, description, finish(chart, rows, height=24 * len(rows)))
+    machines = dict.fromkeys(row["machine"] for row in rows)
+    caption = _CAPTION + (f" {_numbered(machines)}" if len(machines) > 1 else "")
+    return Figure("speed", "Speed of training", caption, description, finish(chart, rows, height=24 * len(rows)))
+
+
+def _numbered(machines: Iterable[str]) -> str:
+    """Return which machine has which number: the bars have no room for its name."""
+    return " ".join(f"Machine {number}: {machine}." for number, machine in enumerate(machines, 1))
 
 
 def _rows(task: Task) -> list[dict[str, Any]]:
@@ -30,11 +38,11 @@ def _rows(task: Task) -> list[dict[str, Any]]:
     dense = {
         machine: speed.mean for entry, found in speeds if entry.group.level is None for machine, speed in found.items()
     }
-    several = len({machine for _, found in speeds for machine in found}) > 1
+    machines = list(dict.fromkeys(machine for _, found in speeds for machine in found))
     return [
         {
             "series": entry.series,
-            "name": f"{entry.label} ({machine})" if several else entry.label,
+            "name": _name(entry.label, machine, machines),
             "machine": machine,
             "mean": compact(speed.mean),
             "low": compact(speed.low),
@@ -47,10 +55,14 @@ def _rows(task: Task) -> list[dict[str, Any]]:
     ]
 
 
+def _name(label: str, machine: str, machines: list[str]) -> str:
+    return f"{machines.index(machine) + 1}: {label}" if len(machines) > 1 else label
+
+
 def _chart(task: Task, names: list[str]) -> Any:
     alt = altair()
     color, _, _ = series_scales(task.series, lines=False)
-    y = alt.Y("name:N", title=None, sort=names, axis=alt.Axis(labelLimit=150, ticks=False, domain=False))
+    y = alt.Y("name:N", title=None, sort=names, axis=alt.Axis(labelLimit=240, ticks=False, domain=False))
     base = new_chart().encode(y=y)
     bar = base.mark_bar(height={"band": 0.6}, opacity=0.85).encode(
         x=alt.X("mean:Q", title="images per second", axis=alt.Axis(format=",d", tickCount=4)),

@@ -30,10 +30,8 @@ COSTS = (
     Cost("accuracy-parameters", "Accuracy and parameters", "parameters left", "nonzeros", logarithmic=True),
     Cost("accuracy-macs", "Accuracy and MACs", "multiply-accumulates left per image", "macs_kept", logarithmic=True),
 )
-_CAPTION = (
-    "Top-1 accuracy of the last epoch at what was reached: mean and standard deviation over seeds. "
-    "The broken line is the dense network."
-)
+_CAPTION = "Top-1 accuracy of the last epoch at what was reached: mean and standard deviation over seeds."
+_DENSE = " The broken line is the dense network."
 
 
 def tradeoff_figure(cost: Cost, task: Task) -> Figure | None:
@@ -45,7 +43,8 @@ def tradeoff_figure(cost: Cost, task: Task) -> Figure | None:
     description = f"Accuracy (top-1, %) against {cost.axis}: {sentence(said)}"
     dense = any(row["level"] is None for row in rows)
     chart = _chart(cost, task.series, dense=dense).properties(description=description)
-    return Figure(cost.name, cost.title, _CAPTION, description, finish(chart, rows))
+    caption = _CAPTION + (_DENSE if dense else "")
+    return Figure(cost.name, cost.title, caption, description, finish(chart, rows))
 
 
 def _row(cost: Cost, entry: Entry) -> dict[str, Any] | None:
@@ -74,7 +73,8 @@ def _chart(cost: Cost, series: Sequence[str], *, dense: bool) -> Any:
     alt = altair()
     color, dashes, shapes = series_scales(series, lines=False)
     scale = alt.Scale(type="log", nice=False, padding=20) if cost.logarithmic else alt.Scale(zero=False, padding=20)
-    axis = alt.Axis(format="~s", tickCount=5, grid=False) if cost.logarithmic else alt.Axis(grid=False)
+    ticks: dict[str, Any] = {"format": "~s", "tickCount": 5} if cost.logarithmic else {}
+    axis = alt.Axis(grid=False, labelBound=True, **ticks)  # a label that would be cut is left out
     y = alt.Y("mean:Q", title="top-1, %", scale=alt.Scale(zero=False))
     base = new_chart().encode(x=alt.X("x:Q", title=cost.axis, scale=scale, axis=axis), color=color)
     pruned = base.transform_filter("datum.level != null")
