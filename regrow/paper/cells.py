@@ -68,6 +68,11 @@ class Library:
         values = [final[quantity] for final in finals if final.get(quantity) is not None]
         return Summary.of(values) if values else None
 
+    def share(self, cell: Cell, kept: str, whole: str) -> float | None:
+        """Return what the models of `cell` have kept of a quantity, such as `macs_kept` of `macs`, on average."""
+        left, everything = self.summary(cell, kept), self.summary(cell, whole)
+        return None if left is None or everything is None else left.mean / everything.mean
+
     def varying(self, recipe: Recipe, field: str, *, finetuned: bool = False) -> dict[Any, Outcome]:
         """Return what runs that differ from `recipe` in `field` alone came to, by their value of it."""
         blank = {field: getattr(recipe, field)}

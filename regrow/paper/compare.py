@@ -74,6 +74,7 @@ class Comparison:
                         "scale": scale.name,
                         "lr": cell.recipes[0].lr,
                         **as_row(library.summary(cell)),
+                        "parameters_left": library.share(cell, "nonzeros", "parameters"),
                         "paper_network": scale.beside(place[0]),
                         "paper_mean": printed and printed[0],
                         "paper_std": printed and printed[1],

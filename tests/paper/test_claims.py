@@ -1,16 +1,21 @@
 """The page of claims says what the results say, and a verdict needs seeds that agree."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import claims as page
 from benchmarks import tuning
-from regrow.paper.cells import Library
+from regrow.paper.cells import Cell, Library
+from regrow.paper.items import find_item
 from regrow.paper.items.claims import claims
 from regrow.paper.rates import known_rates
 from regrow.paper.scales import find_scale
-from regrow.paper.verdict import Difference
+from regrow.paper.verdict import MACHINES, Difference, Gap, difference
+from regrow.report.runs import Run
+from regrow.train.config import Recipe
 
 
 def test_the_page_is_up_to_date_with_the_results():
@@ -37,7 +42,91 @@ def test_the_page_names_the_data_and_shows_no_folder_of_a_machine():
     ],
 )
 def test_a_method_is_ahead_only_where_every_one_of_several_seeds_says_so(by_seed, verdict):
-    assert Difference(by_seed).verdict == verdict
+    assert Difference(tuple(map(Gap, by_seed))).verdict == verdict
+
+
+def test_a_gap_between_two_machines_decides_only_beyond_what_the_machines_make_of_it():
+    near, far = Gap(MACHINES, machines=True), Gap(MACHINES + 0.1, machines=True)
+
+    assert Difference((far, far)).verdict == "ahead"
+    assert Difference((far, near)).verdict == "two machines"
+    assert Difference((Gap(0.1), far)).verdict == "ahead"
+    assert Difference((near, Gap(-0.1))).verdict == "level"
+    assert str(Difference((Gap(0.5), near))) == "+0.85 (+0.50, +1.20†)"
+
+
+def test_what_two_machines_make_of_a_training_is_what_the_results_say():
+    rows = [json.loads(line) for line in (page.RESULTS / "digits" / "small.jsonl").read_text().splitlines()]
+    same: dict[str, dict[str, float]] = {}
+    for row in rows:
+        training = {name: value for name, value in row["recipe"].items() if not name.startswith("finetune")}
+        by_machine = same.setdefault(json.dumps(training), {})
+        by_machine[row["environment"]["cpu"]] = row["top1_before_finetuning"]
+    apart = [max(found.values()) - min(found.values()) for found in same.values() if len(found) > 1]
+
+    assert len(apart) == 6
+    assert max(apart) == pytest.approx(MACHINES)
+
+
+def test_models_of_other_sizes_and_other_masks_are_not_called_ahead():
+    assert Difference((Gap(30.0, sizes=True), Gap(40.0, sizes=True))).verdict == "other size"
+    assert Difference((Gap(30.0, masks=True),)).verdict == "other mask"
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "ahead"),
+        ({"parameters left": 0.9}, "other size"),
+        ({"MACs left": 0.9}, "other size"),
+        ({"cpu": "another"}, "two machines"),
+    ],
+)
+def test_the_runs_behind_a_comparison_say_whether_it_is_one(changes, verdict):
+    ours = [_filters(seed, "dpf", 71.0, **changes) for seed in (0, 1)]
+    theirs = [_filters(seed, "sfp", 70.0) for seed in (0, 1)]
+    cells = [Cell(tuple(run.recipe for run in runs)) for runs in (ours, theirs)]
+
+    assert difference(Library([*ours, *theirs]), *cells).verdict == verdict
+
+
+def test_weights_are_compared_at_equal_parameters_whatever_the_macs():
+    ours = [_pruned(seed, "dpf", 71.0, **{"MACs left": 0.9}) for seed in (0, 1)]
+    theirs = [_pruned(seed, "snip", 70.0) for seed in (0, 1)]
+    cells = [Cell(tuple(run.recipe for run in runs)) for runs in (ours, theirs)]
+
+    assert difference(Library([*ours, *theirs]), *cells).verdict == "ahead"
+
+
+def _filters(seed: int, method: str, top1: float, **changes: Any) -> Run:
+    return _pruned(seed, method, top1, unit="filter" if method == "dpf" else None, **changes)
+
+
+def _pruned(seed: int, method: str, top1: float, unit: str | None = None, **changes: Any) -> Run:
+    """A run of which nothing but the result is known; half of the network is left, unless `changes` say otherwise."""
+    left = {"parameters left": 0.5, "MACs left": 0.5, "cpu": "one", **changes}
+    result = {
+        **{"top1": top1, "parameters": 1000, "nonzeros": int(1000 * left["parameters left"])},
+        **{"macs": 1000, "macs_kept": int(1000 * left["MACs left"]), "environment": {"cpu": left["cpu"]}},
+    }
+    recipe = Recipe(method=method, sparsity=0.5, unit=unit, seed=seed)
+    return Run(Path(recipe.name()), recipe, result)
+
+
+def test_filters_are_compared_with_the_sizes_beside_the_accuracies():
+    found = {claim.title: claim for claim in claims(find_scale("cpu"), Library.read([page.RESULTS]))}
+    filters = found["Beyond the paper: on whole filters DPF with `stabilise` is ahead"]
+
+    assert "97.4 %, 98.2 %" in filters.evidence
+    assert filters.verdict == "undecided: of 6 comparisons, other size in 6"
+
+
+def test_a_mask_that_another_run_found_is_not_compared_with_this_one():
+    library, scale = Library.read([page.RESULTS]), find_scale("cpu")
+    (claim,) = (each for each in claims(scale, library) if each.title == "DPF's mask is no lottery ticket")
+
+    assert claim.evidence.count("other mask") == 2
+    assert "71.59 (1) ‡" in find_item("lottery").view(scale, library).text
 
 
 def test_without_results_no_claim_is_called_reproduced():

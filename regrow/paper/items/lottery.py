@@ -11,6 +11,7 @@ from regrow.paper.compare import explained
 from regrow.paper.item import Item
 from regrow.paper.scales import Place, Scale
 from regrow.paper.tickets import Ticket, search
+from regrow.paper.verdict import same_mask
 from regrow.paper.views import NOT_RUN, View, as_row, number, table
 from regrow.report.outcomes import Outcome
 from regrow.report.tasks import percent
@@ -22,6 +23,12 @@ FRESH = 1000
 _UNSTRUCTURED = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 _STRUCTURED = (0.4, 0.5, 0.6, 0.7, 0.8)
 _STEPS = 100  # of an epoch, for the average of the ramp
+
+_MARK = " ‡"
+_OTHER_MASK = (
+    "\n\n‡ Not the mask of the run of DPF beside it: that run was made again since, and found another one. Do not "
+    "compare the two."
+)
 
 Kind = Literal["own weights", "fresh weights"]
 Budget = Literal["same epochs", "same FLOPs"]
@@ -101,6 +108,7 @@ def _view(name: str, unit: str) -> Callable[[Scale, Library], View]:
             mine = [row for row in rows if row["sparsity"] == place[1]]
             lines.append([percent(place[1]), *(row["text"] for row in mine)])
         text = f"{table(head, lines)}\n\nDPF's masks, trained again from their own initial weights and from fresh ones."
+        text += _OTHER_MASK if _MARK in text else ""
         if unit == "weight":
             searched, more = _search_table(scale, library)
             text, rows = f"{text}\n\n{searched}", [*rows, *more]
@@ -125,10 +133,17 @@ def _rows(scale: Scale, library: Library, place: Place, unit: str) -> list[dict[
             "epochs": cell.recipes[0].epochs if cell.recipes else None,
             "scale": scale.name,
             **as_row(summary := library.summary(cell)),
-            "text": number(summary),
+            "text": number(summary) + (_MARK if _other_mask(library, cells["DPF", ""], cell) else ""),
         }
         for (start, budget), cell in cells.items()
     ]
+
+
+def _other_mask(library: Library, found: Cell, again: Cell) -> bool:
+    """Return whether a mask that was trained again is not the one that the run of DPF beside it has found."""
+    finders = library.outcomes(found)
+    pairs = [(finder, library.outcome(recipe)) for finder, recipe in zip(finders, again.recipes, strict=False)]
+    return any(outcome is not None and not same_mask(finder, outcome) for finder, outcome in pairs)
 
 
 def _search_table(scale: Scale, library: Library) -> tuple[str, list[dict[str, Any]]]:

@@ -12,6 +12,8 @@ from regrow.paper.verdict import difference
 from regrow.paper.views import number
 from regrow.report.tasks import percent
 
+_SIZE = "parameters, MACs left"
+HEAD = ("", "top-1", _SIZE, "against", "top-1", _SIZE, "difference (by seed)", "verdict")
 _CONSTANT = Column("sfp", unit="filter", fields=(("ramp_end", 0.0),), name="SFP, constant ratio")
 
 
@@ -25,10 +27,16 @@ class Pair:
     theirs: Cell
 
     def line(self, library: Library) -> list[str]:
-        """Return the comparison as a line of a table."""
+        """Return the comparison as a line of a table under `HEAD`."""
         found = difference(library, self.ours, self.theirs)
-        mine, others = number(library.summary(self.ours)), number(library.summary(self.theirs))
-        return [self.name, mine, self.other, others, str(found), found.verdict]
+        mine, others = ([number(library.summary(cell)), _left(library, cell)] for cell in (self.ours, self.theirs))
+        return [self.name, *mine, self.other, *others, str(found), found.verdict]
+
+
+def _left(library: Library, cell: Cell) -> str:
+    """Return how much the models of `cell` have kept: accuracies of models of different sizes are not comparable."""
+    shares = [library.share(cell, kept, whole) for kept, whole in (("nonzeros", "parameters"), ("macs_kept", "macs"))]
+    return ", ".join("–" if share is None else f"{100 * share:.1f} %" for share in shares)
 
 
 def place(scale: Scale, sparsity: float) -> tuple[str, float]:
