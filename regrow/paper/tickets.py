@@ -26,6 +26,7 @@ from regrow.train.loop import Phase, Tally, Trainer, make_trainer
 from regrow.train.rates import training_rate
 
 _DROP = 0.2
+_FINAL = ("epoch", "step", "loss", "test_loss", "top1", "top5", "sparsity", "delta")
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,12 @@ def _write(
         "name": recipe.name(),
         "key": recipe.key(),
         "evaluated_on": "holdout" if recipe.holdout else "test",
-        **{name: last[name] for name in ("epoch", "step", "loss", "test_loss", "top1", "sparsity", "delta")},
+        **{name: last[name] for name in _FINAL if name in last},
         **size.totals(),
         "still_changing": trainer.dynamics.still_changing(),
         "recipe": json.loads(json.dumps(dataclasses.asdict(recipe))),
         "versions": versions(),
+        "processes": 1,
         "seconds": seconds,
     }
     run = folder / _folder_name(recipe)

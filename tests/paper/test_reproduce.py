@@ -4,11 +4,14 @@ import json
 import time
 
 import pytest
+import torch
 
 from benchmarks.collect import record
 from regrow.commands.table import call
+from regrow.methods import LotteryTicket
 from regrow.paper.cells import Library
 from regrow.paper.items import all_items, find_item
+from regrow.paper.items.lottery import tickets
 from regrow.paper.reproduce import show
 from regrow.paper.scales import find_scale
 
@@ -82,6 +85,18 @@ def test_the_search_for_a_ticket_drops_a_fifth_at_each_level_and_ends_at_the_spa
     assert rows[-1]["sparsity"] == 0.9
     assert rows[0]["compute"] == 1
     assert [row["compute"] for row in rows] == sorted(row["compute"] for row in rows)
+
+
+def test_the_levels_of_a_search_are_those_of_the_method_and_its_results_those_of_a_run(out):
+    ticket = tickets(find_scale("smoke"))[0]
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    folders = (out / "smoke").rglob("*-lottery*/result.json")
+    ordinary = next((out / "smoke" / "runs").glob("*-dpf*/result.json"))
+
+    assert ticket.levels == LotteryTicket(model, ticket.sparsity).sparsities
+    assert {frozenset(json.loads(path.read_text())) for path in folders} == {
+        frozenset(json.loads(ordinary.read_text()))
+    }
 
 
 def test_records_in_a_file_tell_the_same_as_the_folders_they_were_made_of(out, tmp_path):
