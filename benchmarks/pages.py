@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 from benchmarks import engine_page
 from benchmarks.runner import RESULTS, cell
 from regrow.commands.report import in_the_paper
-from regrow.paper.cells import Library
+from regrow.paper.cells import Cell, Library
 from regrow.paper.items import find_item
-from regrow.paper.scales import find_scale
+from regrow.paper.items.tables import EVERY_METHOD
+from regrow.paper.scales import Scale, find_scale
 from regrow.paper.views import number
 from regrow.report.figures.figure import Figure
 from regrow.report.figures.tradeoff import COSTS, tradeoff_figure
@@ -24,13 +26,14 @@ from regrow.report.files import write_figures
 from regrow.report.leaderboard import Row, rows
 from regrow.report.outcomes import Summary, group
 from regrow.report.runs import find_runs
-from regrow.report.tasks import Task, make_tasks
+from regrow.report.tasks import Task, make_tasks, percent
 
 ROOT = RESULTS.parent.parent
 JPEG = "CIFAR-10 (JPEG q75)"
 ENGINE = "resnet20", "wrn28-2", "resnet50"
 SERIES = 10  # more curves than these in one picture tell nothing
 LEVELS = 0.9, 0.95
+SCALES = {f"ResNet-8, {JPEG}": ("cpu", RESULTS.parent), "digits": ("digits", RESULTS.parent / "digits")}
 MARKS = "<!-- measured: python -m benchmarks.pages -->\n", "<!-- /measured -->"
 
 
@@ -70,8 +73,8 @@ def trainings(tasks: Sequence[Task], pictures: Mapping[str, str]) -> str:
 def _training(task: Task) -> str:
     lines = [
         {
-            "": _unbroken(_changed(row.label, " · ")),
-            "settings": _changed(row.settings),
+            "": _unbroken(row.label),
+            "settings": row.settings,
             "sparsity": _unbroken(row.sparsity),
             "top-1, %": _unbroken(row.top1),
             "seeds": str(row.seeds),
@@ -84,10 +87,6 @@ def _training(task: Task) -> str:
     ]
     idle = [name for name in ("settings", "the paper") if not any(line[name] for line in lines)]
     return markdown([{name: text for name, text in line.items() if name not in idle} for line in lines])
-
-
-def _changed(settings: str, between: str = ", ") -> str:
-    return between.join(each for each in settings.split(between) if not each.endswith("by default"))
 
 
 def _unbroken(text: str) -> str:
@@ -145,18 +144,59 @@ def costs() -> str:
 
 def accuracies() -> str:
     """Return what accuracy is left, method by method, at the scales of the paper's tables that were run here."""
-    scales = {f"ResNet-8, {JPEG}": ("cpu", RESULTS.parent), "digits": ("digits", RESULTS.parent / "digits")}
     lines: dict[str, dict[str, str]] = {}
-    for title, (scale, folder) in scales.items():
-        for row in find_item("methods").view(find_scale(scale), Library.read([folder])).rows:
-            line = lines.setdefault(row["method"], {"top-1, %": row["method"]})
-            if row["seeds"] and row["sparsity"] in LEVELS:
-                found = number(Summary(row["mean"], row["std"], row["seeds"]))
-                line[f"{title}, {100 * row['sparsity']:g} % pruned"] = found
-    known = markdown([line for line in lines.values() if len(line) > 1])
-    return (
-        f"{known}\n8 epochs on CIFAR-10, 15 on digits (500 test images); FT: 2 or 3 epochs more; seeds in brackets.\n"
-    )
+    notes = []
+    for title, (name, folder) in SCALES.items():
+        scale, library = find_scale(name), Library.read([folder])
+        rows = find_item("methods").view(scale, library).rows
+        known = [row for row in rows if row["seeds"] and row["sparsity"] in LEVELS]
+        for row in rows:
+            lines.setdefault(row["method"], {"top-1, %": row["method"]})
+        for row in known:
+            found = number(Summary(row["mean"], row["std"], row["seeds"]))
+            lines[row["method"]][f"{title}, {percent(row['sparsity'])} pruned"] = found
+        notes += [f"{title}: {note}" for note in (sizes(known), *better_rates(known, scale, library))]
+    table = markdown([line for line in lines.values() if len(line) > 1])
+    said = "8 epochs on CIFAR-10, 15 on digits (500 test images); FT: 2 or 3 epochs more; seeds in brackets."
+    rule = "Learning rates were chosen on held-out training images, never on the test images."
+    listed = "".join(f"* {note}\n" for note in notes)
+    return f"{table}\n{said} {rule}\n\n{listed}"
+
+
+def sizes(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return what share of its parameters the network keeps at each level, and which methods keep another share."""
+    told = []
+    for level in LEVELS:
+        left = {row["method"]: f"{100 * row['parameters_left']:.1f} %" for row in rows if row["sparsity"] == level}
+        left.pop("Dense", None)
+        if not left:
+            continue
+        usual = Counter(left.values()).most_common(1)[0][0]
+        others = ", ".join(f"{method} {share}" for method, share in left.items() if share != usual)
+        told.append(f"at {percent(level)}, {usual} of all parameters are left" + (f" ({others})" if others else ""))
+    return "; ".join(told) + "."
+
+
+def better_rates(rows: Iterable[Mapping[str, Any]], scale: Scale, library: Library) -> Iterator[str]:
+    """Tell of methods that came out better with another learning rate than the one that held-out images chose."""
+    columns = {column.title: column for column in EVERY_METHOD}
+    for row in rows:
+        cell = columns[row["method"]].cell(scale, (row["network"], row["sparsity"]))
+        for lr, top1 in _by_rate(cell, library).items():
+            if top1.mean > row["mean"]:
+                yield (
+                    f"{row['method']} at {percent(row['sparsity'])} came to {number(top1)} with a learning rate of "
+                    f"{lr:g}; the table keeps to {row['lr']:g}, which was ahead on the held-out images."
+                )
+
+
+def _by_rate(cell: Cell, library: Library) -> dict[float, Summary]:
+    """Return the accuracy of the trainings of `cell` by learning rate, for every rate that was run."""
+    found: dict[float, list[float]] = {}
+    for recipe in cell.recipes:
+        for lr, outcome in library.varying(recipe, "lr", finetuned=cell.finetuned).items():
+            found.setdefault(lr, []).append(outcome.final["top1"])
+    return {lr: Summary.of(values) for lr, values in sorted(found.items())}
 
 
 def engine() -> str:

@@ -1,0 +1,72 @@
+"""Figures in the text of the documentation are those of the files that they name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.pages import accuracies
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+STATEMENTS = {
+    "strongly convex": ("strongly convex", "pruned model"),
+    "its dense model": ("strongly convex", "dense model"),
+    "one-shot": ("strongly convex", "one-shot"),
+    "non-convex": ("non-convex", "pruned model"),
+}
+
+
+def text_of(page: str) -> str:
+    return (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
+def test_the_theorems_page_rounds_what_was_measured():
+    lines = (RESULTS / "theory" / "theorems.jsonl").read_text().splitlines()
+    records = [record for record in map(json.loads, lines) if record["steps"] == 1000]
+    table = text_of("theory.md").split("At T = 1000:")[1].splitlines()
+    for name, (theorem, model) in STATEMENTS.items():
+        (row,) = (line for line in table if line.startswith(f"| {name}"))
+        said = [[float(part) for part in cell.split(" / ")] for cell in row.split("|")[2:-1]]
+        found = sorted(
+            (record["sparsity"], record["measured"], record["bound"])
+            for record in records
+            if (record["theorem"], record["model"]) == (theorem, model)
+        )
+        assert said == [[float(f"{measured:.2g}"), float(f"{bound:.2g}")] for _, measured, bound in found]
+
+
+def test_the_cost_of_a_run_in_a_sweep_is_the_benchmarks():
+    rows = json.loads((RESULTS / "benchmarks" / "sweep.json").read_text())["rows"]
+    seconds = {row["what"]: row["ms"] / 1000 for row in rows}
+    overhead, listing = seconds["the sweep's overhead per run"], seconds["regrow sweep --dry-run, 10,000 finished"]
+    assert f"costs a run {overhead:.2f} s" in text_of("sweeps.md")
+    assert f"listed in {listing:.1f} s" in text_of("sweeps.md")
+
+
+@pytest.mark.parametrize("share", ["20 %", "40 %"])
+def test_the_page_about_filters_has_the_sizes_of_the_results(share):
+    rows = [json.loads(line) for line in (RESULTS / "cifar10-resnet8.jsonl").read_text().splitlines()]
+    asked = [
+        row for row in rows if row["recipe"]["unit"] == "filter" and f"{100 * row['recipe']['sparsity']:g} %" == share
+    ]
+    told = text_of("structured.md").split(f"| {share} of the filters pruned")[1].splitlines()[:2]
+    for line, options in zip(told, ([], ["stabilise=true"]), strict=True):
+        mine = [row for row in asked if row["recipe"]["options"] == options]
+        top1, parameters, macs = (
+            sum(row[kept] / (row[whole] if whole else 1) for row in mine) / len(mine)
+            for kept, whole in (("top1", None), ("nonzeros", "parameters"), ("macs_kept", "macs"))
+        )
+        assert line.endswith(f"| {top1:.1f} % | {100 * parameters:.0f} % | {100 * macs:.0f} % |")
+
+
+def test_every_file_of_results_is_described():
+    described = (RESULTS / "README.md").read_text(encoding="utf-8")
+    files = [path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.jsonl")]
+    assert [name for name in files if f"`{name}`" not in described] == []
+
+
+def test_the_table_of_accuracies_says_who_keeps_more_and_which_rate_would_have_been_better():
+    text = accuracies()
+    assert "11.5 % of all parameters are left (DSR 15.0 %, SparseMomentum 10.8 %)" in text
+    assert "SparseMomentum at 90 % came to 61.69 ± 0.93 (3) with a learning rate of 0.1" in text
