@@ -23,9 +23,9 @@ def bench(
     layers: bool = True,
     against: Literal["deepsparse"] | None = None,
     environment: Path | None = None,
-    classes: int = 10,
-    channels: int = 3,
-    size: int = 32,
+    classes: int | None = None,
+    channels: int | None = None,
+    size: int | None = None,
 ) -> int:
     """Measure a model in the engine beside torch, inductor, ONNX Runtime and OpenVINO, as far as they are installed.
 
@@ -38,9 +38,9 @@ def bench(
         layers: Show the time of every layer in the engine, too.
         against: deepsparse, from the environment given with --environment.
         environment: The folder of a virtual environment with DeepSparse 1.8 (pip install deepsparse==1.8.0).
-        classes: Classes of a network given by name.
-        channels: Input channels of a network given by name.
-        size: Height and width of the input of a network given by name.
+        classes: Classes of a network given by name. None: 10.
+        channels: Input channels of a network given by name. None: 3.
+        size: Height and width of the input of a network given by name. None: 32.
     """
     import torch
     from rich.console import Console
@@ -78,20 +78,23 @@ def _check(batch: int, threads: int, against: str | None, environment: Path | No
         raise RecipeError(f"{environment} is no virtual environment: it has no bin/python.")
 
 
-def _network(what: str, sparsity: float | None, options: dict[str, int]) -> Network:
+def _network(what: str, sparsity: float | None, options: dict[str, int | None]) -> Network:
     import torch
 
     from regrow import models
     from regrow.deploy.bench.synthetic import prune_synthetically
     from regrow.train.config import RecipeError
 
+    given = {name: value for name, value in options.items() if value is not None}
     if Path(what).exists():
         if sparsity is not None:
             raise RecipeError(f"--sparsity is for networks given by name; {what} has the zeros that it has.")
+        for name in given:
+            raise RecipeError(f"--{name} is for networks given by name; {what} says itself what its network takes.")
         return read_network(Path(what))
     torch.manual_seed(0)  # the same weights every time
     try:
-        network = models.build(what, **options).eval()
+        network = models.build(what, **given).eval()
     except ValueError as error:
         raise RecipeError(f"{what!r} is no file or folder, and as a network: {error}") from None
     try:

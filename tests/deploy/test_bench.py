@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch._inductor import config as inductor_config
 
 import regrow
 from regrow.commands.table import call
@@ -66,7 +67,7 @@ def test_an_environment_without_deepsparse_is_answered(tmp_path: Path) -> None:
 
 MEASURED = Comparison(
     seconds={"regrow": 0.001, "torch": 0.009, "openvino": 0.004, "deepsparse": 0.002},
-    missing=("onnxruntime",),
+    left_out={"onnxruntime": "not installed", "inductor": "could not run: no C++ compiler"},
     batch=2,
     weights=1000,
     nonzeros=100,
@@ -95,6 +96,7 @@ def test_a_comparison_shows_times_sizes_and_the_share_of_the_peak() -> None:
     assert "2,000     4.00x faster" not in text.splitlines()[1]
     assert "500     4.00x faster" in text
     assert "onnxruntime   not installed" in text
+    assert "inductor      could not run: no C++ compiler" in text
     assert "12.5% of the dense weights' 4,000" in text
     assert "20.0 G/s: 50% of this machine's peak" in text
     assert "25" in MEASURED.profile.table(MEASURED.peak).splitlines()[1]
@@ -132,6 +134,34 @@ def test_wrong_options_are_answered_before_anything_is_measured(arguments: list[
         call(["bench", *arguments])
 
 
+@pytest.mark.parametrize("option", [["--sparsity", "0.5"], ["--classes", "10"], ["--channels", "3"], ["--size", "32"]])
+def test_options_of_networks_given_by_name_are_refused_for_files(tmp_path: Path, option: list[str]) -> None:
+    regrow.save(build("resnet8"), tmp_path / "model.regrow")
+    with pytest.raises(RecipeError, match=f"{option[0]} is for networks given by name"):
+        call(["bench", str(tmp_path / "model.regrow"), *option])
+
+
+@pytest.mark.filterwarnings("ignore:the sparse engine needs a C compiler:RuntimeWarning")
+def test_without_a_compiler_the_verdict_says_so_and_inductor_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing that an earlier compiler has built
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 4)).eval()
+    with inductor_config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        found = compare(model, torch.randn(1, 3, 8, 8), seconds=0)
+    assert "inductor      could not run: InvalidCxxCompiler" in str(found)
+    assert "install gcc or clang" in found.verdict()
+    assert {"regrow", "torch"} <= found.seconds.keys()
+
+
+def test_a_rival_that_cannot_run_is_left_out(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).eval()
+    found = compare(model, torch.randn(1, 3, 2, 2), seconds=0, deepsparse=sys.executable)
+    assert "No module named 'deepsparse'" in found.left_out["deepsparse"]
+    assert "deepsparse" not in found.seconds
+
+
 @pytest.mark.slow
 def test_a_sparse_network_is_compared_with_every_installed_runtime(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["bench", "resnet8", "--sparsity", "0.9", "--seconds", "1"]) == 0
@@ -147,6 +177,7 @@ def test_a_sparse_network_is_compared_with_every_installed_runtime(capsys: pytes
         "Sparsity",
     ):
         assert expected in shown
+    assert "could not run" not in shown
     model = build("resnet8").eval()
     heard: list[str] = []
     found = compare(model, torch.randn(2, 3, 32, 32), seconds=0.1, tell=heard.append)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ class Comparison:
     """The least seconds of a batch in each runtime, and what the model is."""
 
     seconds: dict[str, float]
-    missing: tuple[str, ...]
+    left_out: Mapping[str, str]  # runtimes that were not measured, and why
     batch: int
     weights: int
     nonzeros: int
@@ -60,7 +60,7 @@ class Comparison:
         for name, seconds in sorted(self.seconds.items(), key=lambda item: item[1]):
             row = f"{name:12}  {seconds * 1e3:9.3f}  {self.batch / seconds:9,.0f}"
             rows.append(row if name == ENGINE else f"{row}  {seconds / self.seconds[ENGINE]:7.2f}x faster")
-        rows += [f"{name:12}  not installed" for name in self.missing]
+        rows += [f"{name:12}  {why}" for name, why in self.left_out.items()]
         return "\n".join(rows)
 
     def _size(self) -> str:
@@ -113,15 +113,20 @@ def compare(
             compiled = compile(model, x[:1], threads=threads)
             tell("preparing the other runtimes")
             path = to_plain_onnx(model, x, folder / "model.onnx")
-            found, missing = dense_runtimes(model, x, path, threads=threads)
+            found, left_out = dense_runtimes(model, x, path, threads=threads)
             contenders: dict[str, Contender] = {ENGINE: partial(compiled, x), **found}
             if deepsparse is not None:
-                contenders[RIVAL] = stack.enter_context(DeepSparse(deepsparse, path, x, threads=threads))
+                rival = stack.enter_context(DeepSparse(deepsparse, path, x, threads=threads))
+                try:
+                    rival.burst(1, "perf_counter")
+                    contenders[RIVAL] = rival
+                except ValueError as error:
+                    left_out[RIVAL] = str(error)
             save(model, folder / "model.regrow")
             tell(f"measuring for {seconds:g} seconds")
             return Comparison(
                 seconds=fastest(contenders, seconds),
-                missing=tuple(missing),
+                left_out=left_out,
                 batch=len(x),
                 weights=sum(weight.numel() for weight in weights),
                 nonzeros=sum(int(weight.count_nonzero()) for weight in weights),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,17 +18,38 @@ PACKAGES = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
 """Runtimes that are packages of their own, and what to install for them."""
 
 
-def dense_runtimes(model: nn.Module, x: Tensor, path: Path, *, threads: int = 1) -> tuple[dict[str, Run], list[str]]:
-    """Every runtime that is installed, on `threads` threads, and the names of those that are not.
+def dense_runtimes(
+    model: nn.Module, x: Tensor, path: Path, *, threads: int = 1
+) -> tuple[dict[str, Run], dict[str, str]]:
+    """Every runtime that has run the model on `threads` threads, and of the others why not.
 
     `path` is the model as ONNX, from `to_plain_onnx`. torch's own two runtimes follow `torch.set_num_threads`.
     """
-    found: dict[str, Run] = {"torch": eager(model, x), "inductor": inductor(model, x)}
-    make = {"onnxruntime": onnx_runtime, "openvino": openvino}
-    for name, package in PACKAGES.items():
-        if find_spec(package) is not None:
-            found[name] = make[name](path, x, threads)
-    return found, [name for name in PACKAGES if name not in found]
+    make: dict[str, Callable[[], Run]] = {
+        "inductor": partial(inductor, model, x),
+        "onnxruntime": partial(onnx_runtime, path, x, threads),
+        "openvino": partial(openvino, path, x, threads),
+    }
+    found: dict[str, Run] = {"torch": eager(model, x)}
+    left_out: dict[str, str] = {}
+    for name, start in make.items():
+        if name in PACKAGES and find_spec(PACKAGES[name]) is None:
+            left_out[name] = "not installed"
+            continue
+        try:
+            run = start()
+            run()  # inductor compiles in the first run
+        except Exception as error:  # of whatever type, it is this runtime's end and not that of the others
+            left_out[name] = _could_not_run(error)
+        else:
+            found[name] = run
+    return found, left_out
+
+
+def _could_not_run(error: Exception) -> str:
+    """Why a runtime is left out, in one line."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"could not run: {lines[0]}"
 
 
 def to_plain_onnx(model: nn.Module, x: Tensor, path: Path) -> Path:
