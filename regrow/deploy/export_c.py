@@ -58,8 +58,8 @@ def export_c(
 ) -> CExport:
     """Write `model` as `path` (one dependency-free C99 file), a header, and a `main` that checks itself.
 
-    The file defines `void NAME(const float *x, float *y)` for one image, NAME being the file's name, or net_ and that
-    where it is a word of C, of its library or of the file itself (exp.c, int.c, relu.c). It needs a C99 compiler with
+    The file defines `void NAME(const float *x, float *y)` for one image, NAME being the file's name, or `net_NAME`
+    where that is a word of C, of its library or of the file itself (exp.c, int.c, relu.c). It needs a C99 compiler with
     vector extensions (gcc or clang, for any processor) and the C library; `-O2 -ffp-contract=fast` makes it fast.
     Beside it, the file that ends in `_main.c` runs the first image of `example_input` and compares the result with
     what torch says.
