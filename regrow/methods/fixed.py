@@ -39,7 +39,7 @@ class Fixed(Pruner):
         """Return the given masks."""
         for name, mask in self._given.items():
             if name not in self.targets:
-                raise ValueError(f"a mask has the name of its parameter, such as {next(iter(self.targets))}; got {name}")
+                raise ValueError(f"a mask is named like its parameter, such as {next(iter(self.targets))}; got {name}")
             if self.targets[name].part(mask).shape != self.targets[name].held.shape:
                 shape = tuple(self.targets[name].param.shape)
                 raise ValueError(f"the mask of {name} has shape {tuple(mask.shape)}, the weight has {shape}")

@@ -110,7 +110,7 @@ def test_fixed_masks_must_fit():
     model = small_cnn()
     with pytest.raises(ValueError, match=r"mask of 0\.weight has shape \(2, 2\), the weight has \(8, 1, 3, 3\)"):
         regrow.Fixed(model, sgd(model), {"0.weight": torch.ones(2, 2, dtype=torch.bool)})
-    with pytest.raises(ValueError, match=r"name of its parameter, such as 0\.weight; got 0$"):
+    with pytest.raises(ValueError, match=r"named like its parameter, such as 0\.weight; got 0$"):
         regrow.Fixed(model, sgd(model), {"0": torch.ones(8, 1, 3, 3, dtype=torch.bool)})
     with pytest.raises(TypeError, match=r"mask of 0\.weight must be a boolean tensor.*torch\.float32"):
         regrow.Fixed(model, sgd(model), {"0.weight": torch.ones(8, 1, 3, 3)})
