@@ -46,7 +46,7 @@ def shrunk(model: nn.Module, x: Tensor, path: Path) -> None:
 
 
 def compiled(model: nn.Module, x: Tensor, path: Path) -> None:
-    torch.save(regrow.compile(model, x.clone(), tune=False)(x), path)
+    torch.save(regrow.compile(model, x, tune=False)(x), path)
 
 
 def from_onnx(path: Path, x: Tensor) -> Tensor:
