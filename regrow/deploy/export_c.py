@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regrow.deploy.c_names import function_name
 from regrow.deploy.engine.build import Kernels, kernel_source
 from regrow.deploy.engine.c_text import float_literal, initializer
 from regrow.deploy.engine.capture import capture
@@ -29,9 +29,6 @@ from regrow.deploy.engine.weights import Format, rounded
 from regrow.deploy.files import unwrapped
 from regrow.host.disk import write_atomically
 
-OWN_NAMES = "constants plan arena f i x y expected error largest difference"
-"""What is defined in the files beside kernels.c."""
-
 BITS = {"fp32": 32, "fp16": 16, "int8": 8}
 
 
@@ -39,12 +36,10 @@ BITS = {"fp32": 32, "fp16": 16, "int8": 8}
 class CExport:
     """What was written, what it needs on the device, and how far it is from the model.
 
-    `name` is the function that runs the network.
     `flash` is constants and plan; the kernels' code comes on top (20 to 60 KB). `ram` is the static arena.
     `error` is relative to the largest output on the example; rounding weights to fp16 or int8 is what it measures.
     """
 
-    name: str
     source: Path
     header: Path
     main: Path
@@ -58,11 +53,10 @@ def export_c(
 ) -> CExport:
     """Write `model` as `path` (one dependency-free C99 file), a header, and a `main` that checks itself.
 
-    The file defines `void NAME(const float *x, float *y)` for one image, NAME being the file's name, or `net_NAME`
-    where that is a word of C, of its library or of the file itself (exp.c, int.c, relu.c). It needs a C99 compiler with
-    vector extensions (gcc or clang, for any processor) and the C library; `-O2 -ffp-contract=fast` makes it fast.
-    Beside it, the file that ends in `_main.c` runs the first image of `example_input` and compares the result with
-    what torch says.
+    The file defines `void NAME_run(const float *x, float *y)` for one image, NAME being the file's name. It needs a C99
+    compiler with vector extensions (gcc or clang, for any processor) and the C library; `-O2 -ffp-contract=fast` makes
+    it fast. Beside it, the file that ends in `_main.c` runs the first image of `example_input` and compares the result
+    with what torch says.
 
     `weights` "fp16" and "int8" (one scale per output channel) take less flash. `lanes` is the number of floats in the
     device's vector registers: 4 for NEON and SSE, 8 for AVX2, 16 for AVX-512.
@@ -82,13 +76,12 @@ def export_c(
     steps = schedule(graph, lanes)  # without joining shortcuts: int8 weights have one scale for each output channel
     plan = write_plan(steps, weights=weights)
     expected, y = TorchRunner(exact)(example), TorchRunner(graph)(example)
-    name = function_name(path.stem, kernel_source(), OWN_NAMES)
+    name = _identifier(path.stem)
     header, main = path.with_suffix(".h"), path.with_name(f"{path.stem}_main.c")
     write_atomically(path, _source(name, header.name, plan, _shapes(steps, plan), BITS[weights]).encode())
     write_atomically(header, _header(name, graph).encode())
     write_atomically(main, _main(name, header.name, example, y).encode())
     return CExport(
-        name,
         path,
         header,
         main,
@@ -96,6 +89,12 @@ def export_c(
         ram=plan.arena_bytes,
         error=float((y - expected).abs().max() / expected.abs().max().clamp(min=1e-6)),
     )
+
+
+def _identifier(stem: str) -> str:
+    """How names in the C files start: never used alone, so that `int.c` and `exp.c` are names like any other."""
+    plain = re.sub(r"\W", "_", stem, flags=re.ASCII)
+    return plain if plain[0].isalpha() else f"net_{plain}"
 
 
 def _rounded(graph: Graph, weights: Format) -> Graph:
@@ -151,7 +150,7 @@ def _source(name: str, header: str, plan: Plan, shapes: list[Shape], bits: int) 
             "",
             f"static char arena[{plan.arena_bytes}] __attribute__((aligned(64)));",
             "",
-            f"void {name}(const float *x, float *y)",
+            f"void {name}_run(const float *x, float *y)",
             "{",
             "    const struct frame f = {(const char *)constants, arena, x, y, 0, 1, 0, 1};",
             "    for (size_t i = 0; i < sizeof plan / sizeof *plan; i += run_next(plan + i, &f)) continue;",
@@ -177,7 +176,7 @@ def _header(name: str, graph: Graph) -> str:
 enum {{ {upper}_INPUTS = {graph.input.numel}, {upper}_OUTPUTS = {graph.output.numel} }};
 
 /* Runs the network on one image, channel by channel, row by row. Not reentrant: its memory is static. */
-void {name}(const float *x, float *y);
+void {name}_run(const float *x, float *y);
 
 #endif
 """
@@ -203,7 +202,7 @@ def _main(name: str, header: str, x: Tensor, y: Tensor) -> str:
             "int main(void)",
             "{",
             "    float error = 0, largest = 1e-6f;",
-            f"    {name}(x, y);",
+            f"    {name}_run(x, y);",
             f"    for (int i = 0; i < {upper}_OUTPUTS; i++) {{",
             "        const float difference = fabsf(y[i] - expected[i]);",
             "        if (!(difference <= error)) error = difference;",

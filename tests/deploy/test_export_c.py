@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regrow.deploy.c_names import function_name
-from regrow.deploy.engine.build import kernel_source, load_library
+from regrow.deploy.engine.build import load_library
 from regrow.deploy.engine.weights import Format
-from regrow.deploy.export_c import OWN_NAMES, CExport, export_c
+from regrow.deploy.export_c import CExport, export_c
 from regrow.models import build
 from tests.deploy.networks import Dense, Excite, sparsify
 
@@ -98,11 +97,11 @@ def test_a_wrong_result_is_noticed(tmp_path: Path) -> None:
 def test_two_networks_live_in_one_program(tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Linear(5, 4), nn.ReLU()).eval(), torch.randn(1, 5)
     one, two = export_c(model, x, tmp_path / "one.c"), export_c(model, x, tmp_path / "2-two.c", weights="int8")
-    assert "net_2_two(const float *x" in two.header.read_text()
+    assert "net_2_two_run(const float *x" in two.header.read_text()
     main = tmp_path / "both.c"
     main.write_text(
         '#include "one.h"\n#include "2-two.h"\n'
-        "int main(void) { float x[5] = {0}, a[4], b[4]; one(x, a); net_2_two(x, b); return a[0] != b[0]; }\n"
+        "int main(void) { float x[5] = {0}, a[4], b[4]; one_run(x, a); net_2_two_run(x, b); return a[0] != b[0]; }\n"
     )
     command = ["gcc", *STRICT, str(main), str(one.source), str(two.source), "-o", str(tmp_path / "both"), "-lm"]
     assert subprocess.run(command).returncode == 0
@@ -116,18 +115,12 @@ def test_two_networks_live_in_one_program(tmp_path: Path) -> None:
 )
 def test_a_file_may_be_called_by_any_word(tmp_path: Path, stem: str) -> None:
     export = export_c(nn.Linear(5, 4).eval(), torch.randn(1, 5), tmp_path / f"{stem}.c")
-    assert export.name == f"net_{stem}"
     sources = [str(export.source), str(export.main)]
     for standard in ("c99", "gnu17"):
         command = ["gcc", *STRICT, f"-std={standard}", *sources, "-o", str(tmp_path / "program"), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         run(tmp_path / "program", [])
-
-
-@pytest.mark.parametrize("stem", ["net", "model", "resnet20", "my_network"])
-def test_names_that_nobody_else_has_are_kept(stem: str) -> None:
-    assert function_name(stem, kernel_source(), OWN_NAMES) == stem
 
 
 @pytest.mark.parametrize(
