@@ -46,6 +46,14 @@ class Level:
         return self.masks.sparsity
 
 
+def level_sparsities(sparsity: float, drop: float) -> list[float]:
+    """Return the sparsities of the levels, from dense to `sparsity`, each without a share `drop` of the one before."""
+    levels = [0.0]
+    while levels[-1] < sparsity:
+        levels.append(min(1 - (1 - levels[-1]) * (1 - drop), sparsity))
+    return levels
+
+
 class LotteryTicket:
     """Finds and trains a sparse part of `model`; with a `folder`, an interrupted search goes on at its level.
 
@@ -84,9 +92,7 @@ class LotteryTicket:
         self.targets = {t.name: t.param for t in find_targets(model, targets, include_last=include_last)}
         if sharded := [name for name, parameter in self.targets.items() if is_sharded(parameter)]:
             raise TypeError(f"{sharded[0]} is sharded: a lottery ticket is drawn from whole weights, use DDP instead")
-        self.sparsities = [0.0]
-        while self.sparsities[-1] < sparsity:
-            self.sparsities.append(min(1 - (1 - self.sparsities[-1]) * (1 - drop), sparsity))
+        self.sparsities = level_sparsities(sparsity, drop)
         self.folder = None if folder is None else Path(folder)
 
     def run(self, train: Train) -> list[Level]:

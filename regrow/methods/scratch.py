@@ -37,14 +37,19 @@ def from_scratch(
 def steps_of_equal_flops(
     model: nn.Module, masks: Mapping[str, Tensor], input_shape: tuple[int, ...], *, schedule: Schedule, steps: int
 ) -> int:
-    """Return for how many steps the final mask trains on the MACs that `steps` steps of the ramp have cost.
-
-    The cost of a step falls from that of the dense model to that of the masked one in proportion to the sparsity that
-    `schedule` asks for, as if every layer came closer to its final density at the same pace.
-    """
+    """Return for how many steps the final mask trains on the MACs that `steps` steps of the ramp have cost."""
     whole, final = account(model, input_shape).macs, account(model, input_shape, masks).macs_kept
+    return round(steps * average_cost(schedule, steps, whole, final) / final)
+
+
+def average_cost(schedule: Schedule, steps: int, whole: float, final: float) -> float:
+    """Return the MACs of an average step, of which the dense model takes `whole` and the masked one `final`.
+
+    The cost falls from one to the other in proportion to the sparsity that `schedule` asks for, as if every layer came
+    closer to its final density at the same pace.
+    """
     last = schedule(steps)
     if not last:
-        return steps
-    spent = sum(whole - (whole - final) * min(schedule(t) / last, 1) for t in range(steps))
-    return round(spent / final)
+        return final
+    pruned = sum(min(schedule(t) / last, 1) for t in range(steps)) / steps
+    return whole - (whole - final) * pruned

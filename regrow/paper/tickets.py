@@ -18,6 +18,7 @@ from torch import nn
 from regrow.analysis import Dynamics, account
 from regrow.core import Masks
 from regrow.methods import Fixed, LotteryTicket
+from regrow.methods.lottery import level_sparsities
 from regrow.train import parts
 from regrow.train.config import Recipe
 from regrow.train.environment import environment, versions
@@ -41,10 +42,7 @@ class Ticket:
     @property
     def levels(self) -> list[float]:
         """The sparsities of the trainings, from dense to the one asked for."""
-        levels = [0.0]
-        while levels[-1] < self.sparsity:
-            levels.append(min(1 - (1 - levels[-1]) * (1 - _DROP), self.sparsity))
-        return levels
+        return level_sparsities(self.sparsity, _DROP)
 
     def level(self, sparsity: float) -> Recipe:
         """Return the recipe under which the run of one level is known."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from regrow.methods.scratch import average_cost
 from regrow.paper.cells import Cell, Library, mask_name
 from regrow.paper.compare import explained
 from regrow.paper.item import Item
@@ -73,9 +74,7 @@ def epochs_of_equal_flops(outcome: Outcome) -> int:
 
 
 def _average_cost(recipe: Recipe, whole: float, final: float) -> float:
-    schedule, steps = make_schedule(recipe, _STEPS), _STEPS * recipe.epochs
-    pruned = sum(schedule(t) for t in range(steps)) / steps / recipe.sparsity
-    return whole - (whole - final) * pruned
+    return average_cost(make_schedule(recipe, _STEPS), _STEPS * recipe.epochs, whole, final)
 
 
 def tickets(scale: Scale) -> list[Ticket]:
