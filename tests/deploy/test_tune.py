@@ -45,6 +45,13 @@ def test_a_machine_that_is_busy_for_long_is_waited_for(monkeypatch: pytest.Monke
     assert tune.sooner(runner, runner, x, x)
 
 
+def test_one_lucky_moment_does_not_decide_what_is_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, x = cast(NativeRunner, None), torch.empty(0)
+    times = iter([time for turn in range(TURNS) for time in (2.0, 1.9 if turn == 3 else 3.0)])
+    monkeypatch.setattr(tune, "_least", lambda *_: next(times))
+    assert tune.sooner(runner, runner, x, x)
+
+
 def test_one_lucky_moment_does_not_make_a_tile_the_fastest() -> None:
     steady, lucky = Tile(1, 1, 1), Tile(1, 1, 2)
     assert ranked({lucky: [0.1, 3.0, 3.0], steady: [2.0, 2.0, 2.0]}) == [steady, lucky]
