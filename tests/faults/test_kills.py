@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from benchmarks.kills import CAMPAIGNS, check_run
-from regrow.train.files import FolderError
 from regrow.train.folder import read_result
+from regrow.train.lock import InUseError
 from tests.train.processes import RECIPE, outcome, start, train
 
 QUICK = RECIPE.changed(epochs=1, finetune_epochs=0, batch=256)
@@ -75,8 +75,8 @@ def train_or_tell(recipe, folder):
     """Train, or end with code 3 if another process has the folder; one that comes late finds the run finished."""
     try:
         train(recipe, folder)
-    except FolderError as error:
-        sys.exit(3 if "is in use by process" in str(error) else 4)
+    except InUseError:
+        sys.exit(3)
 
 
 def test_of_many_processes_that_want_one_folder_one_at_a_time_trains_in_it(tmp_path):
