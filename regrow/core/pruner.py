@@ -202,12 +202,7 @@ class BasePruner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken: attach, then load the states of model, optimizer and pruner."""
-        try:
-            masks = checked_masks(state, self.settings(), self._weights)
-        except Exception:
-            if self._weights.shown:
-                self._hide()  # who is refused goes on with the pruned model, also after an interrupted step
-            raise
+        masks = checked_masks(state, self.settings(), self._weights)
         self._weights.point_back()  # an interrupted step, or dense(), may have left the model elsewhere
         if state["frozen"]:
             self._weights.forget()

@@ -84,8 +84,9 @@ def _check_no_share(end: object) -> None:
 
 
 def check_steps(name: str, value: object, *, least: int = 1) -> None:
-    """Raise unless `value` is a whole number of optimizer steps, `least` or more."""
-    check_count(name, value, "optimizer steps", least=least)
+    """Raise unless `value` is a whole number of optimizer steps, `least` or more; 0.75 * 100 is one."""
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    check_count(name, whole, "optimizer steps", least=least)
 
 
 def check_count(name: str, value: object, things: str, *, least: int) -> None:

@@ -49,7 +49,7 @@ def checked_masks(
         raise ValueError(f"this is not the state of a pruner: it has no 'method', only {list(state)[:3]}")
     for key, mine in settings.items():
         saved = state.get(key, mine)  # a state from before there was such an option does not tell
-        if saved != mine:
+        if _as_tuple(saved) != _as_tuple(mine):
             raise ValueError(f"the state was saved with {key}={saved!r}, this pruner has {key}={mine!r}")
     shapes = {name: list(weight.target.param.shape) for name, weight in weights.items()}
     for name in {**shapes, **state["shapes"]}:
@@ -63,6 +63,11 @@ def checked_masks(
         masks[name] = _mask(state["masks"][name], weight)
         _check_fit(masks[name], state.get("error", {}).get(name), weight)
     return masks
+
+
+def _as_tuple(value: Any) -> Any:
+    """A pair is the same pair after a format that knows lists only."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _mask(saved: Tensor, weight: Weight) -> Tensor:

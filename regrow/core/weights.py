@@ -15,7 +15,8 @@ from regrow.host.layout import bit_view, like, pack, unpack
 from regrow.host.targets import Target, check_storage
 from regrow.host.warn import warn
 
-_SAMPLED = 64  # elements of a layer that are compared at a step
+_SAMPLED = 64  # elements of a layer that are compared at a step, and up to twice as many
+_LAYERS = 32  # in which this is done at most; in deeper networks they take turns
 
 
 class Memory(Enum):
@@ -109,7 +110,7 @@ class Weight:
     def intact(self, step: int) -> bool:
         """Tell whether a few elements still are m⊙w: writes through `.data` leave `touched` as it was.
 
-        Others are looked at in every step, so that who writes again and again is found. Only on the CPU, where looking
+        Others are looked at each time, so that who writes again and again is found. Only on the CPU, where looking
         costs microseconds; elsewhere it would have to wait for the device.
         """
         source, mask, pruned = self._views
@@ -190,7 +191,10 @@ class Weights(dict[str, Weight]):
         if self.shown:
             return
         touched = {name: weight for name, weight in self.items() if weight.touched}
-        unseen = [name for name, weight in self.items() if name not in touched and not weight.intact(step)]
+        turns = -(-len(self) // _LAYERS)
+        round_, turn = divmod(step, turns)
+        looked_at = list(self.items())[turn::turns]
+        unseen = [name for name, weight in looked_at if name not in touched and not weight.intact(round_)]
         if unseen:
             warn(
                 f"{unseen[0]} was written through .data, which leaves no trace for autograd. All weights are taken as "

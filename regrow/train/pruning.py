@@ -126,6 +126,7 @@ def _masked_names(recipe: Recipe, model: nn.Module, state: Mapping[str, Tensor])
     targets = find_targets(model, recipe.targets or None, include_last=bool(recipe.include_last))
     names = {target.name for target in targets}
     if recipe.targets or recipe.include_last is not None:
-        return sorted(names)
-    weights = [name for name, parameter in named_parameters(model).items() if parameter.ndim > 1 and name in state]
-    return sorted(names | {name for name in weights if bool((state[name] == 0).any())})
+        return [target.name for target in targets]
+    weights = {name for name, parameter in named_parameters(model).items() if parameter.ndim > 1 and name in state}
+    names |= {name for name in weights if bool((state[name] == 0).any())}
+    return [name for name in named_parameters(model) if name in names]

@@ -332,6 +332,23 @@ def test_a_write_through_data_to_any_layer_is_found_at_once(layer):
         assert torch.equal(model[layer].weight, written)
 
 
+def test_a_write_through_data_is_found_in_a_deep_network_too():
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(70)))
+    optimizer = sgd(model, lr=0.0)
+    pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=1000)
+    written = torch.randn(8, 8)
+
+    def write_and_step(_):
+        model[41].weight.data.copy_(written)
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+
+    with pytest.warns(UserWarning, match=r"41\.weight was written through \.data"):
+        list(map(write_and_step, range(3)))  # 70 layers take three turns
+    with pruner.dense():
+        assert torch.equal(model[41].weight, written)
+
+
 def test_whoever_writes_a_single_weight_through_data_at_every_step_is_found():
     model = small_cnn()
     optimizer = sgd(model, lr=0.0)

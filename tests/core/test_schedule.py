@@ -79,3 +79,8 @@ def test_a_ramp_that_ends_at_no_step_is_a_type_error(end):
 def test_a_sparsity_that_is_no_number_is_a_type_error():
     with pytest.raises(TypeError, match="'90%'"):
         as_schedule("90%")  # type: ignore[arg-type]
+
+
+def test_steps_may_be_the_product_of_a_share_and_a_number():
+    ramp = regrow.Cubic(0.9, end=0.75 * 100)
+    assert ramp(50) == regrow.Cubic(0.9, end=75)(50)

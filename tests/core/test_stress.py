@@ -46,7 +46,7 @@ def test_a_checkpoint_loads_exactly_at_an_odd_moment(inside):
 
 @pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("wrong", ["setting", "model"])
-def test_a_state_that_is_refused_after_an_interrupted_step_leaves_the_pruned_model(wrong, offload):
+def test_a_state_that_is_refused_after_an_interrupted_step_loses_nothing(wrong, offload):
     model, optimizer, pruner = attached(offload=offload)
     train(model, optimizer, batches(3))
     state = copy.deepcopy(pruner.state_dict())
@@ -66,8 +66,20 @@ def test_a_state_that_is_refused_after_an_interrupted_step_leaves_the_pruned_mod
         ValueError, match="every=3" if wrong == "setting" else "load the model's state of the same moment"
     ):
         pruner.load_state_dict(state)
+    pruner.restore()
     assert all(torch.equal(pruned[name], tensor) for name, tensor in model.state_dict().items())
     assert all(torch.equal(dense[name], weight) for name, weight in pruner.weights.items())
+
+
+def test_a_state_that_is_refused_inside_dense_leaves_the_dense_model():
+    model, optimizer, pruner = attached()
+    train(model, optimizer, batches(3))
+    state = {**pruner.state_dict(), "every": 3}
+    with pruner.dense():
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(ValueError, match="every=3"):
+            pruner.load_state_dict(state)
+        assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_an_interrupt_while_the_weights_are_swapped_loses_nothing(monkeypatch):

@@ -31,7 +31,7 @@ def test_a_busy_moment_does_not_decide_what_is_sooner(
     one: float, other: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, x = cast(NativeRunner, None), torch.empty(0)
-    monkeypatch.setattr(tune, "SHARING_SECONDS", 0.0)
+    monkeypatch.setattr(tune, "SHARING_SECONDS", -1.0)
     for busy in range(TURNS):
         times = iter([time * (3 if turn == busy else 1) for turn in range(TURNS) for time in (one, other)])
         monkeypatch.setattr(tune, "_least", lambda *_, times=times: next(times))

@@ -103,16 +103,25 @@ def find_compiler() -> tuple[str, ...]:
     """The command that `$CC` names, with its arguments, or the first of gcc, clang and cc that exists."""
     named = os.environ.get("CC")
     if named is not None:
-        program, *arguments = shlex.split(named) or [named]
-        found = shutil.which(program)
-        if found is None:
-            raise NoCompilerError(f"$CC is {named!r}, which was not found.")
-        return (found, *arguments)
+        return _named_compiler(named)
     for candidate in COMPILERS:
         found = shutil.which(candidate)
         if found is not None:
             return (found,)
     raise NoCompilerError(f"no C compiler found (looked for {', '.join(COMPILERS)}).")
+
+
+def _named_compiler(command: str) -> tuple[str, ...]:
+    """A program, whose path may have spaces, or one with arguments."""
+    try:
+        readings = [[command], shlex.split(command)]
+    except ValueError:  # a quotation that does not end
+        readings = [[command]]
+    for program, *arguments in filter(None, readings):
+        found = shutil.which(program)
+        if found is not None:
+            return (found, *arguments)
+    raise NoCompilerError(f"$CC is {command!r}, which was not found.")
 
 
 def kernel_source(name: str = "kernels.c") -> str:
@@ -121,8 +130,18 @@ def kernel_source(name: str = "kernels.c") -> str:
 
 
 def load_library(*, lanes: int | None = None) -> Library:
-    """The kernels for this machine, built now if they never were; `lanes` asks for narrower vectors than it has."""
-    return _load(find_compiler(), _flags(lanes), str(cache_folder()), Kernels(SHAPES))
+    """The kernels for this machine, built now if they never were; `lanes` asks for narrower vectors than it has.
+
+    Where there is no compiler, those that any compiler has built here earlier will do.
+    """
+    flags, folder, kernels = _flags(lanes), str(cache_folder()), Kernels(SHAPES)
+    try:
+        compiler = find_compiler()
+    except NoCompilerError:
+        if _known(Path(folder), _source_key(kernels, flags)) is None:
+            raise
+        compiler = ()
+    return _load(compiler, flags, folder, kernels)
 
 
 def fit_library(library: Library, kernels: Kernels) -> Library:
@@ -150,16 +169,26 @@ def _flags(lanes: int | None) -> tuple[str, ...]:
 
 @cache
 def _load(compiler: tuple[str, ...], flags: tuple[str, ...], folder: str, kernels: Kernels) -> Library:
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    identity = "\n".join([*kernels.sources(1), *compiler, version, *flags, _processor()])
-    key = hashlib.sha256(identity.encode()).hexdigest()[:20]
-    path = Path(folder) / f"kernels-{key}.so"
-    handle = _known(path)
-    if handle is None:
+    key = _source_key(kernels, flags)
+    if compiler:
+        version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+        key += "-" + _digest("\n".join([*compiler, version]).encode())
+    path = _known(Path(folder), key)
+    if path is not None:
+        handle, key = _declared(path), path.stem.removeprefix("kernels-").rpartition("-")[0]
+    elif not compiler:
+        raise NoCompilerError("no C compiler found, and none has built this network's own kernels here earlier.")
+    else:
         with tempfile.TemporaryDirectory() as build:
             built = _compile(compiler, flags, kernels.sources(_units(kernels)), Path(build))
-            handle = _declared(str(path if remember(path, built.read_bytes()) else built))
+            content = built.read_bytes()
+            path = Path(folder) / f"kernels-{key}-{_digest(content)}.so"
+            handle = _declared(path if remember(path, content) else built)
     return Library(handle, handle.regrow_lanes(), key, compiler, flags)
+
+
+def _source_key(kernels: Kernels, flags: tuple[str, ...]) -> str:
+    return _digest("\n".join([*kernels.sources(1), *flags, _processor()]).encode())
 
 
 def remember(path: Path, content: bytes) -> bool:
@@ -177,17 +206,24 @@ def remember(path: Path, content: bytes) -> bool:
     return True
 
 
-def _known(path: Path) -> ctypes.CDLL | None:
-    """The library that was built earlier, unless something has happened to it."""
-    try:
-        return _declared(str(path)) if path.exists() else None
-    except OSError:  # empty or damaged: it is built again
-        return None
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:20]
 
 
-def _declared(path: str) -> ctypes.CDLL:
+def _known(folder: Path, key: str) -> Path | None:
+    """The library that was built earlier. Its name tells what is in it: loading a damaged one would end the process."""
+    for path in sorted(folder.glob(f"kernels-{key}-*.so")):
+        try:
+            if path.stem.endswith(_digest(path.read_bytes())):
+                return path
+        except OSError:
+            continue
+    return None
+
+
+def _declared(path: Path) -> ctypes.CDLL:
     """A library with the types of its functions."""
-    handle = ctypes.CDLL(path)
+    handle = ctypes.CDLL(str(path))
     handle.regrow_team_new.restype = ctypes.c_void_p
     handle.regrow_team_new.argtypes = [ctypes.c_int, ctypes.c_int]
     handle.regrow_team_free.argtypes = [ctypes.c_void_p]

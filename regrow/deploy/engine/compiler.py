@@ -50,10 +50,12 @@ def compile(model: nn.Module, example_input: torch.Tensor, *, threads: int = 1, 
     if not isinstance(example_input, torch.Tensor):
         raise TypeError(f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), got {example_input!r}")
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+        raise TypeError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}; load a state dict into one first"
+        )
     model = _in_single_precision(unwrapped(model))
     example = example_input.detach().to("cpu", torch.float32)
-    graph = fuse(capture(model, example.clone()))
+    graph = fuse(capture(model, example))
     compiled = CompiledModel(
         _runner(graph, threads=threads, tune=tune),
         input_shape=graph.input.shape,

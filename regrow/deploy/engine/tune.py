@@ -37,7 +37,7 @@ TURNS = 15
 """How often it is measured at least whether threads should share an image."""
 
 SHARING_SECONDS = 3.0
-"""How long at most, for all cores to be free at the same time."""
+"""How much longer at most, for all cores to be free at the same time."""
 
 SECONDS = 20.0
 """When to stop trying, however many are left."""
@@ -63,7 +63,7 @@ def tuned(plan: Schedule, library: Library, shapes: Shapes, *, threads: int = 1)
     Several threads get the tiles that suit one: measured together, each waits for whoever is disturbed.
     """
     problems = [problem_of(step, plan.lanes, threads) for step in conv_steps(plan)]
-    path = cache_folder() / f"tiles-{_key(library.key, problems, threads)}.json"
+    path = cache_folder() / f"tiles-{_key(threads, library.key, problems)}.json"
     known = _read(path, problems)
     if known is not None:
         return known
@@ -77,9 +77,10 @@ def tuned(plan: Schedule, library: Library, shapes: Shapes, *, threads: int = 1)
     return best
 
 
-def _key(*identity: object) -> str:
-    """What a measurement is known by; with other cores it might end differently."""
-    return hashlib.sha256(repr((*identity, cores())).encode()).hexdigest()[:20]
+def _key(threads: int, *identity: object) -> str:
+    """What a measurement is known by; with other cores, threads together might be faster or slower."""
+    shared = (threads, cores()) if threads > 1 else ()
+    return hashlib.sha256(repr((*identity, *shared)).encode()).hexdigest()[:20]
 
 
 def _read(path: Path, problems: Sequence[Problem]) -> Tuning | None:
@@ -178,7 +179,7 @@ def _division(plan: Schedule, library: Library, shapes: Shapes, tiles: Sequence[
 
 def rows_pay(rows: NativeRunner, whole: NativeRunner, shapes: Shapes) -> bool:
     """Whether an image is done sooner if threads have shares of its rows: as measured earlier, or else now."""
-    key = _key(rows.library.key, whole.library.key, rows.plan.macs, rows.threads, whole.divide)
+    key = _key(rows.threads, rows.library.key, whole.library.key, rows.plan.macs, whole.divide)
     path = cache_folder() / f"rows-{key}.json"
     try:
         return bool(json.loads(path.read_text())["pays"])
@@ -191,17 +192,19 @@ def rows_pay(rows: NativeRunner, whole: NativeRunner, shapes: Shapes) -> bool:
 def sooner(one: NativeRunner, other: NativeRunner, x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether `one`, which needs all cores at the same time, is faster; measured in turns until it is, or long enough.
 
-    On a busy machine a core is missing now and then, which makes `one` slower than it is. The least times tell that
-    apart, unless `one` was never undisturbed and `other` was; most turns do, unless a core is missing most of the time.
+    On a busy machine a core is missing now and then, which makes `one` slower than it is, and is waited for.
     """
+    turns = [(_least(one, x, y), _least(other, x, y)) for _ in range(TURNS)]
     end = time.perf_counter() + SHARING_SECONDS
-    turns: list[tuple[float, float]] = []
-    while True:
+    while not _ahead(turns) and time.perf_counter() < end:
         turns.append((_least(one, x, y), _least(other, x, y)))
-        least = min(time for time, _ in turns) < min(time for _, time in turns)
-        ahead = least or 2 * sum(mine < theirs for mine, theirs in turns) > len(turns)
-        if len(turns) >= TURNS and (ahead or time.perf_counter() > end):
-            return ahead
+    return _ahead(turns)
+
+
+def _ahead(turns: Sequence[tuple[float, float]]) -> bool:
+    """By the least times, which a lucky moment may mislead, or in most turns, which a busy core may."""
+    least = min(mine for mine, _ in turns) < min(theirs for _, theirs in turns)
+    return least or 2 * sum(mine < theirs for mine, theirs in turns) > len(turns)
 
 
 def _least(runner: NativeRunner, x: torch.Tensor, y: torch.Tensor) -> float:

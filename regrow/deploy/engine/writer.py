@@ -27,6 +27,7 @@ from regrow.deploy.engine.steps import (
     Step,
 )
 from regrow.deploy.engine.tiles import Tile
+from regrow.deploy.engine.tracer import UnsupportedOperationError
 from regrow.deploy.engine.weights import ENTRIES, FARTHEST, Walk, non_zeros, stored_values, walk
 
 LARGE = 512 << 10
@@ -97,7 +98,7 @@ class Writer:
             size = 0 if buffer.external else buffer_bytes(buffer.whole, self.operands.lanes)
             if size >= MOST_BYTES:
                 shape = " x ".join(map(str, (buffer.channels, *buffer.size)))
-                raise ValueError(
+                raise UnsupportedOperationError(
                     f"{step.node.name}: an image of {shape} takes {size / 2**30:.1f} GB in the engine, which runs "
                     "layers of less than 2 GB. Cut the input into smaller pictures."
                 )

@@ -28,8 +28,8 @@ level. A claim about several comparisons is reproduced where all of them say so.
 * where a run marked † was on another machine than the run that it is compared with, unless by more than {MACHINES:g}
   points: so far apart the same training has ended on two machines (digits, the largest of six). *Two machines* says
   that all seeds agree, but not by so much;
-* where the two models differ in parameters left by more than {100 * SIZE:g} % of the dense network, or, where filters
-  are pruned, in MACs left: *other size*;
+* where one of the two models has more than {100 * SIZE:g} % more parameters left than the other or, where filters are
+  pruned, more MACs: *other size*;
 * where a run marked ‡ has not the mask of the run that it is compared with, but that of the same training made another
   time: *other mask*.
 """.strip()
