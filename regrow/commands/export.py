@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -48,13 +51,14 @@ def export(
     _check_options(to, dtype, sparse, for_c=(weights, lanes) != ("fp32", 4))
     source = Path(what)
     network = read_network(source)
-    model = _shrunk(network, round_to) if shrink else network
     folder = source if source.is_dir() else source.parent
     path = out or folder / f"{'model' if source.is_dir() else source.stem}{_ENDINGS[to]}"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_room(path, f"model{_ENDINGS[to]}")
+    model = _shrunk(network, round_to) if shrink else network
     if to == "c":
         return _write_c(model, network, path, weights, lanes)
-    _write(model, network, path, to, dtype, sparse)
+    with _writing(path):
+        _write(model, network, path, to, dtype, sparse)
     dense = 4 * sum(parameter.numel() for parameter in network.parameters())
     print(f"{path}: {path.stat().st_size:,} bytes (the dense weights in fp32: {dense:,})")
     return 0
@@ -72,6 +76,29 @@ def _check_options(to: str, dtype: str, sparse: bool, *, for_c: bool) -> None:
         raise RecipeError(f"--weights and --lanes are for C files, not for --to {to}.")
 
 
+def _make_room(path: Path, usual: str) -> None:
+    """Make the folder that `path` goes to; where there can be no such file, say so before the work is done."""
+    from regrow.train.config import RecipeError
+
+    with _writing(path):
+        if path.is_dir():
+            raise RecipeError(f"--out is a file, and {path} is a folder. Did you mean {path / usual}?")
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn what keeps `path` from being written into the error that names it."""
+    from regrow.train.files import FolderError, cannot_write
+
+    try:
+        yield
+    except FileExistsError:
+        raise FolderError(f"cannot write {path}: {path.parent} is a file.") from None
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
 def read_network(source: Path) -> Network:
     """The network in a run folder or a model file, ready for inference."""
     from regrow.deploy.pack import load
@@ -81,10 +108,21 @@ def read_network(source: Path) -> Network:
     try:
         model = load(source)
     except FileNotFoundError as error:
-        raise FolderError(str(error)) from None
+        raise FolderError(_unfinished(source) or str(error)) from None
     if not isinstance(model, Network):
-        raise FolderError(f"{source} does not say of which network its tensors are.")
+        raise FolderError(
+            f"{source} does not say of which network its tensors are, and the command line knows the networks of "
+            f"regrow.models only. In Python, load them into your model, model.load_state_dict(regrow.load(...)), and "
+            f"call regrow.compile, regrow.deploy.onnx.to_onnx or regrow.deploy.export_c.export_c."
+        )
     return model.eval()
+
+
+def _unfinished(folder: Path) -> str | None:
+    """What to say of a run that has no model yet."""
+    if not (folder / "recipe.toml").is_file() or (folder / "result.json").is_file():
+        return None
+    return f"{folder} is not finished and has no model yet. Go on with: regrow train --resume {folder}"
 
 
 def _shrunk(network: Network, round_to: int) -> nn.Module:
@@ -115,11 +153,13 @@ def _write_c(model: nn.Module, network: Network, path: Path, weights: Format, la
     from regrow.train.config import RecipeError
 
     try:
-        export = export_c(model, _example(network), path, weights=weights, lanes=lanes)
+        with _writing(path):
+            export = export_c(model, _example(network), path, weights=weights, lanes=lanes)
     except ValueError as error:
         raise RecipeError(str(error)) from None
     print(f"{export.source}, {export.header.name} and {export.main.name}, which checks itself:")
-    print(f"    cc -O2 -ffp-contract=fast {export.source.name} {export.main.name} -lm -o check && ./check")
+    sources = shlex.join([str(export.source), str(export.main)])
+    print(f"    cc -O2 -ffp-contract=fast {sources} -lm -o check && ./check")
     print(f"flash   {export.flash:>11,} bytes of weights and plan, and some tens of KB of code")
     print(f"RAM     {export.ram:>11,} bytes, static, beside input and output")
     if weights != "fp32":

@@ -66,6 +66,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., int]:
         """
         if name != first:
             raise RecipeError(f"RECIPE comes first, before all options: regrow train {name} …")
+        _check_resumed(resume)
         checked = Recipe.of(dataclasses.asdict(recipe))
         if dry_run:
             return _rehearse(checked)
@@ -94,6 +95,15 @@ def _resumed(arguments: Sequence[str]) -> str | None:
         if option == "--resume":
             return value if equals else following
     return None
+
+
+def _check_resumed(folder: Path | None) -> None:
+    """Refuse to go on with what is no run, with a recipe, too: a mistyped folder would become a new run."""
+    from regrow.train.folder import read_recipe
+    from regrow.train.world import rank
+
+    if folder is not None and not rank():  # the others may be on machines that do not have the folder
+        read_recipe(folder)
 
 
 def _train_together(recipe: Recipe, folder: Path | None, save_every: float, *, nproc: int, restarts: int) -> int:

@@ -76,6 +76,7 @@ def _settled(recipe: Recipe, folder: Path) -> Recipe:
     path = folder / "recipe.toml"
     if path.is_file():
         saved = Recipe.read(path)
+        recipe = dataclasses.replace(recipe, threads=recipe.threads or saved.threads)
         if saved.key() != recipe.key():
             raise FolderError(f"{folder} holds another run: {_differences(saved, recipe)}. Give another with --out.")
         if saved.parallel != recipe.parallel:
@@ -84,7 +85,7 @@ def _settled(recipe: Recipe, folder: Path) -> Recipe:
                 " here. For a run with it, give another folder with --out.",
                 stacklevel=2,
             )
-        return dataclasses.replace(recipe, threads=recipe.threads or saved.threads, parallel=saved.parallel)
+        return dataclasses.replace(recipe, parallel=saved.parallel)
     if foreign := sorted(entry.name for entry in folder.iterdir() if entry.name not in ("lock", "log.txt")):
         raise FolderError(f"{folder} is not a run but has files ({foreign[0]}, …). Give another folder with --out.")
     return dataclasses.replace(recipe, threads=recipe.threads or torch.get_num_threads())

@@ -168,15 +168,25 @@ def test_missing_data_is_a_failure_that_says_how_to_get_it(capsys, tmp_path, mon
 
 
 def test_resuming_what_is_no_run_says_so(capsys, tmp_path):
-    code, _, said = call(capsys, "train", "--resume", tmp_path)
-    assert code == 1
-    assert "is not a run: it has no recipe.toml" in said
+    for recipe in ((), ("digits",)):
+        code, _, said = call(capsys, "train", *recipe, "--resume", tmp_path / "typo")
+        assert code == 1
+        assert "is not a run: it has no recipe.toml" in said
+        assert not (tmp_path / "typo").exists()
 
 
 def test_resuming_with_another_value_is_refused(capsys, finished):
     code, _, said = call(capsys, "train", "--resume", finished, "--lr", "0.7")
     assert code == 1
     assert "lr is 0.1 there and 0.7 here" in said
+
+
+def test_what_was_left_open_is_no_difference_to_the_run_in_a_folder(capsys, finished):
+    code, _, said = call(
+        capsys, "train", "digits", "--out", finished, "--width", "4", "--batch", "256", "--epochs", "7"
+    )
+    assert code == 1
+    assert "holds another run: epochs is 3 there and 7 here. Give" in said
 
 
 @pytest.mark.parametrize("form", ["--resume={}", "--save-every=9 --resume {}", "--resume {} --save-every 9"])

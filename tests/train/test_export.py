@@ -4,15 +4,24 @@ import re
 import shutil
 import subprocess
 import sys
+from pkgutil import resolve_name
 
 import pytest
 import torch
 
 import regrow
+from regrow.cli import main
 
 
 def cli(*arguments):
     return subprocess.run([sys.executable, "-m", "regrow", *map(str, arguments)], capture_output=True, text=True)
+
+
+def said_by(capsys, *arguments):
+    """Run a command in this process; return its exit code, and what it said of an error."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return ended.value.code, capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +69,13 @@ def test_a_c_file_says_what_it_needs_and_checks_itself(run, tmp_path):
     subprocess.run([str(tmp_path / "check")], check=True)
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs cc")
+def test_the_command_that_checks_a_c_file_works_where_it_was_printed(run, tmp_path):
+    done = cli("export", run, "--to", "c", "--out", tmp_path / "a folder" / "net.c")
+    command = next(line for line in done.stdout.splitlines() if line.startswith("    cc "))
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -80,3 +96,42 @@ def test_a_missing_run_is_named(tmp_path):
     done = cli("export", tmp_path / "nothing")
     assert done.returncode == 1
     assert "nothing" in done.stderr
+
+
+@pytest.mark.parametrize("to", ["packed", "onnx", "program", "c"])
+def test_a_file_that_cannot_be_written_is_named_in_one_line(run, tmp_path, capsys, to):
+    ending = {"packed": "regrow", "onnx": "onnx", "program": "pt2", "c": "c"}[to]
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file" / f"net.{ending}", tmp_path / "file" / "deeper" / f"net.{ending}"):
+        code, said = said_by(capsys, "export", run, "--to", to, "--out", out)
+        assert (code, said.startswith(f"regrow: cannot write {out}: "), said.count("\n")) == (1, True, 1)
+    (tmp_path / "folder").mkdir()
+    code, said = said_by(capsys, "export", run, "--to", to, "--out", tmp_path / "folder")
+    assert code == 2
+    assert said.endswith(f"folder is a folder. Did you mean {tmp_path / 'folder' / f'model.{ending}'}?\n")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc, where nobody may make files")
+def test_a_file_that_the_system_refuses_is_named_in_one_line(run, capsys):
+    code, said = said_by(capsys, "export", run, "--out", "/proc/net.regrow")
+    assert code == 1
+    assert said.startswith("regrow: cannot write /proc/net.regrow: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["export", "bench"])
+def test_a_file_without_a_network_says_how_to_go_on_in_python(tmp_path, capsys, command):
+    regrow.save({"weight": torch.ones(3, 4)}, tmp_path / "own.regrow")
+    code, said = said_by(capsys, command, tmp_path / "own.regrow")
+    assert code == 1
+    assert "networks of regrow.models only" in said
+    for name in re.findall(r"regrow(?:\.\w+)+", said.replace(str(tmp_path), "")):
+        assert callable(resolve_name(name)) or name == "regrow.models"
+
+
+def test_a_run_that_is_not_finished_says_how_to_finish_it(run, tmp_path, capsys):
+    shutil.copy(run / "recipe.toml", tmp_path)
+    code, said = said_by(capsys, "export", tmp_path)
+    assert (code, said.endswith(f"Go on with: regrow train --resume {tmp_path}\n")) == (1, True)
+    shutil.copy(run / "result.json", tmp_path)
+    assert "has no model.safetensors" in said_by(capsys, "export", tmp_path)[1]
