@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -47,7 +48,7 @@ def bench(
 
     from regrow.deploy.bench.compare import compare
 
-    _check(batch, threads, against, environment)
+    _check(batch, threads, seconds, against, environment)
     network = _network(what, sparsity, {"classes": classes, "channels": channels, "size": size})
     shape = network.architecture.input_shape
     x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
@@ -59,6 +60,8 @@ def bench(
     if layers:
         print(f"{found.profile.table(found.peak)}\n")
     print(found)
+    if not found.pruned and not Path(what).exists():
+        print(f"To see what zeros bring: regrow bench {what} --sparsity 0.9")
     return 0
 
 
@@ -66,12 +69,14 @@ def _count(threads: int) -> str:
     return "1 thread" if threads == 1 else f"{threads} threads"
 
 
-def _check(batch: int, threads: int, against: str | None, environment: Path | None) -> None:
+def _check(batch: int, threads: int, seconds: float, against: str | None, environment: Path | None) -> None:
     from regrow.train.config import RecipeError
 
     for name, value in (("--batch", batch), ("--threads", threads)):
         if value < 1:
             raise RecipeError(f"{name} must be at least 1, got {value}.")
+    if not 0 < seconds < inf:
+        raise RecipeError(f"--seconds must be more than 0, got {seconds:g}.")
     if (against is None) != (environment is None):
         raise RecipeError("--against deepsparse and --environment FOLDER go together.")
     if environment is not None and not (environment / "bin" / "python").is_file():
@@ -82,6 +87,7 @@ def _network(what: str, sparsity: float | None, options: dict[str, int | None]) 
     import torch
 
     from regrow import models
+    from regrow.core.schedule import check_sparsity
     from regrow.deploy.bench.synthetic import prune_synthetically
     from regrow.train.config import RecipeError
 
@@ -98,7 +104,8 @@ def _network(what: str, sparsity: float | None, options: dict[str, int | None]) 
     except ValueError as error:
         raise RecipeError(f"{what!r} is no file or folder, and as a network: {error}") from None
     try:
-        prune_synthetically(network, sparsity or 0.0)
+        check_sparsity(sparsity or 0.0, "--sparsity")
     except ValueError as error:
         raise RecipeError(str(error)) from None
+    prune_synthetically(network, sparsity or 0.0)
     return network

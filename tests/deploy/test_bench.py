@@ -95,12 +95,47 @@ def test_a_comparison_shows_times_sizes_and_the_share_of_the_peak() -> None:
     text = str(MEASURED)
     assert "2,000     4.00x faster" not in text.splitlines()[1]
     assert "500     4.00x faster" in text
+    assert "1,000     2.00x faster" in text
     assert "onnxruntime   not installed" in text
     assert "inductor      could not run: no C++ compiler" in text
     assert "12.5% of the dense weights' 4,000" in text
     assert "20.0 G/s: 50% of this machine's peak" in text
     assert "25" in MEASURED.profile.table(MEASURED.peak).splitlines()[1]
     assert "install gcc or clang" in replace(MEASURED, peak=None).verdict()
+
+
+def test_a_runtime_that_is_faster_is_not_said_to_be_slower() -> None:
+    text = str(replace(MEASURED, seconds={**MEASURED.seconds, "regrow": 0.008}))
+    assert "4.000        500     2.00x slower" in text
+    assert "9.000        222     1.12x faster" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sentence"),
+    [(0.001, "is 4.00x faster than"), (0.004, "is as fast as"), (0.008, "is 2.00x slower than")],
+)
+def test_a_dense_network_gets_no_verdict_on_sparsity(seconds: float, sentence: str) -> None:
+    verdict = replace(MEASURED, nonzeros=1000, seconds={**MEASURED.seconds, "regrow": seconds}).verdict()
+    assert verdict.startswith("Nothing is pruned")
+    assert f"the engine {sentence} the fastest dense runtime here, openvino" in verdict
+
+
+@pytest.mark.parametrize(
+    ("nonzeros", "named", "hinted"), [(1000, True, True), (1000, False, False), (100, True, False)]
+)
+def test_pruning_is_suggested_for_a_dense_network_given_by_name(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    nonzeros: int,
+    named: bool,
+    hinted: bool,
+) -> None:
+    measured = replace(MEASURED, nonzeros=nonzeros)
+    monkeypatch.setattr("regrow.deploy.bench.compare.compare", lambda *_, **__: measured)
+    regrow.save(build("resnet8"), tmp_path / "model.regrow")
+    assert call(["bench", "resnet8" if named else str(tmp_path / "model.regrow")]) == 0
+    assert ("regrow bench resnet8 --sparsity 0.9" in capsys.readouterr().out) == hinted
 
 
 def test_the_peak_is_more_than_a_convolution_reaches() -> None:
@@ -126,7 +161,9 @@ def test_two_threads_can_do_twice_as_much_at_most(monkeypatch: pytest.MonkeyPatc
         (["resnet20", "--against", "deepsparse"], "go together"),
         (["resnet20", "--against", "deepsparse", "--environment", "nowhere"], "no virtual environment"),
         (["resnt20"], "resnet20"),
-        (["resnet20", "--sparsity", "90"], r"in \[0, 1\)"),
+        (["resnet20", "--sparsity", "90"], r"--sparsity must be in \[0, 1\), got 90. Did you mean 0.9\?"),
+        (["resnet20", "--seconds", "0"], "--seconds must be more than 0"),
+        (["resnet20", "--seconds", "inf"], "--seconds must be more than 0"),
     ],
 )
 def test_wrong_options_are_answered_before_anything_is_measured(arguments: list[str], message: str) -> None:

@@ -43,6 +43,11 @@ class Comparison:
         return 1 - self.nonzeros / self.weights if self.weights else 0.0
 
     @property
+    def pruned(self) -> bool:
+        """Whether there are zeros to speak of: a few are in every trained network."""
+        return self.sparsity >= 0.0005
+
+    @property
     def best_dense(self) -> str:
         """The fastest of the runtimes for which a zero is a number like any other."""
         return min((name for name in self.seconds if name not in (ENGINE, RIVAL)), key=self.seconds.__getitem__)
@@ -59,7 +64,7 @@ class Comparison:
         rows = [f"{'':12}  {'ms':>9}  {'images/s':>9}  {'regrow is':>14}"]
         for name, seconds in sorted(self.seconds.items(), key=lambda item: item[1]):
             row = f"{name:12}  {seconds * 1e3:9.3f}  {self.batch / seconds:9,.0f}"
-            rows.append(row if name == ENGINE else f"{row}  {seconds / self.seconds[ENGINE]:7.2f}x faster")
+            rows.append(row if name == ENGINE else f"{row}  {_times_faster(seconds / self.seconds[ENGINE])}")
         rows += [f"{name:12}  {why}" for name, why in self.left_out.items()]
         return "\n".join(rows)
 
@@ -80,6 +85,9 @@ class Comparison:
         rival = f"{self.sparsity:.1%} zeros against the fastest dense runtime here, {self.best_dense}"
         if self.peak is None:
             return "Without a C compiler the engine runs through torch, and zeros bring no speed: install gcc or clang."
+        if not self.pruned:
+            dense = f"the fastest dense runtime here, {self.best_dense}"
+            return f"Nothing is pruned, so nothing is said about sparsity: {_as_fast(self.gain)} {dense}."
         if self.gain > 1.05:
             return f"Sparsity pays: the model is {self.gain:.1f} times faster with {rival}."
         if self.gain > 0.95:
@@ -87,6 +95,16 @@ class Comparison:
         return (
             f"Sparsity does not pay: dense is {1 / self.gain:.1f} times faster ({rival}). Prune more, or run it dense."
         )
+
+
+def _times_faster(ratio: float) -> str:
+    return f"{ratio:7.2f}x faster" if ratio >= 1 else f"{1 / ratio:7.2f}x slower"
+
+
+def _as_fast(gain: float) -> str:
+    if 0.95 < gain <= 1.05:
+        return "the engine is as fast as"
+    return f"the engine is {_times_faster(gain).strip()} than"
 
 
 def compare(
