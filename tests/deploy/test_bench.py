@@ -183,7 +183,8 @@ def test_without_a_compiler_the_verdict_says_so_and_inductor_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing that an earlier compiler has built
+    for cache in ("TORCHINDUCTOR_CACHE_DIR", "REGROW_CACHE"):
+        monkeypatch.setenv(cache, str(tmp_path))  # nothing that an earlier compiler has built
     model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 4)).eval()
     with inductor_config.patch({"cpp.cxx": ("no-such-compiler",)}):
         found = compare(model, torch.randn(1, 3, 8, 8), seconds=0)

@@ -187,7 +187,9 @@ def test_processes_that_build_at_the_same_time_do_not_disturb_each_other(
         process.stdin.flush()
     keys = {process.communicate()[0].strip() for process in started}
     assert [process.returncode for process in started] == [0] * 4
-    assert [path.name for path in tmp_path.iterdir()] == [f"kernels-{key}.so" for key in keys]
+    assert len(keys) == 1
+    (built,) = tmp_path.iterdir()
+    assert built.name.startswith(f"kernels-{keys.pop()}-")
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX-512 is for x86")

@@ -78,6 +78,7 @@ def test_a_shrunk_network_computes_what_the_weight_pruned_one_did(model, sparsit
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @settings(max_examples=3000, deadline=None)
 @given(model=networks(), sparsity=st.floats(0, 1), seed=st.integers(0, 999), filters=st.booleans())
 def test_shrinking_stays_exact_over_thousands_of_networks(model, sparsity, seed, filters):
