@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,8 +222,11 @@ def test_two_outputs_are_refused() -> None:
         regrow.compile(Two(), torch.randn(1, 3, 8, 8))
 
 
-def test_without_a_compiler_torch_runs_the_plan_and_a_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_torch_runs_the_plan_and_a_warning_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("REGROW_CACHE", str(tmp_path))  # where no compiler has built anything
     model, x = Small().eval(), torch.randn(2, 3, 9, 9)
     with pytest.warns(RuntimeWarning, match="needs a C compiler"):
         compiled = regrow.compile(model, x)

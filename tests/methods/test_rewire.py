@@ -144,6 +144,7 @@ def test_dsr_leaves_nothing_below_the_threshold_but_new_connections(training, sp
         masks, threshold = pruner.masks.clone(), pruner.threshold
 
 
+@pytest.mark.filterwarnings("ignore:all of .* is pruned")
 @PROPERTY
 @given(training=trainings(0.9), sparsity=st.floats(0.5, 0.9))
 def test_deep_rewiring_keeps_no_connection_that_has_crossed_zero(training, sparsity):
