@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import engine_page
 from benchmarks.runner import RESULTS, cell
 from regrow.commands.report import in_the_paper
-from regrow.paper.cells import Cell, Library
+from regrow.paper.cells import Library
 from regrow.paper.items import find_item
 from regrow.paper.items.tables import EVERY_METHOD
 from regrow.paper.scales import Scale, find_scale
@@ -155,7 +156,9 @@ def accuracies() -> str:
         for row in known:
             found = number(Summary(row["mean"], row["std"], row["seeds"]))
             lines[row["method"]][f"{title}, {percent(row['sparsity'])} pruned"] = found
-        notes += [f"{title}: {note}" for note in (sizes(known), *better_rates(known, scale, library))]
+        notes += [
+            f"{title}: {note}" for note in (sizes(known), *better_rates(known, partial(_by_rate, scale, library)))
+        ]
     table = markdown([line for line in lines.values() if len(line) > 1])
     said = "8 epochs on CIFAR-10, 15 on digits (500 test images); FT: 2 or 3 epochs more; seeds in brackets."
     rule = "Learning rates were chosen on held-out training images, never on the test images."
@@ -177,12 +180,12 @@ def sizes(rows: Iterable[Mapping[str, Any]]) -> str:
     return "; ".join(told) + "."
 
 
-def better_rates(rows: Iterable[Mapping[str, Any]], scale: Scale, library: Library) -> Iterator[str]:
+def better_rates(
+    rows: Iterable[Mapping[str, Any]], by_rate: Callable[[Mapping[str, Any]], Mapping[float, Summary]]
+) -> Iterator[str]:
     """Tell of methods that came out better with another learning rate than the one that held-out images chose."""
-    columns = {column.title: column for column in EVERY_METHOD}
     for row in rows:
-        cell = columns[row["method"]].cell(scale, (row["network"], row["sparsity"]))
-        for lr, top1 in _by_rate(cell, library).items():
+        for lr, top1 in by_rate(row).items():
             if top1.mean > row["mean"]:
                 yield (
                     f"{row['method']} at {percent(row['sparsity'])} came to {number(top1)} with a learning rate of "
@@ -190,8 +193,10 @@ def better_rates(rows: Iterable[Mapping[str, Any]], scale: Scale, library: Libra
                 )
 
 
-def _by_rate(cell: Cell, library: Library) -> dict[float, Summary]:
-    """Return the accuracy of the trainings of `cell` by learning rate, for every rate that was run."""
+def _by_rate(scale: Scale, library: Library, row: Mapping[str, Any]) -> dict[float, Summary]:
+    """Return the accuracy of the trainings of a row by learning rate, for every rate that was run."""
+    column = next(column for column in EVERY_METHOD if column.title == row["method"])
+    cell = column.cell(scale, (row["network"], row["sparsity"]))
     found: dict[float, list[float]] = {}
     for recipe in cell.recipes:
         for lr, outcome in library.varying(recipe, "lr", finetuned=cell.finetuned).items():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regrow.core.budget import Budget, Pool, compete
-from regrow.core.schedule import check_count
+from regrow.core.checks import check_count
 from regrow.host.shards import ALONE, Shards
 
 Scope = Literal["global", "layer", "er", "erk", "redistributed"]

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.core.checks import check_steps
 from regrow.core.masks import Masks
-from regrow.core.schedule import Schedule, as_schedule, check_steps
+from regrow.core.schedule import Schedule, as_schedule
 from regrow.core.state import checked_masks, load_weights, name_of, save_weights
 from regrow.core.stats import Stats, quality
 from regrow.core.weights import Memory, Weight, Weights

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
+
+from regrow.core.checks import check_steps
 
 Schedule = Callable[[int], float]
 
@@ -44,7 +46,10 @@ class Cubic:
         check_sparsity(self.final)
         check_sparsity(self.initial, "initial")
         check_steps("every", self.every)
-        _check_no_share(self.end)
+        if isinstance(self.end, int | float) and 0 < self.end < 1:
+            raise ValueError(
+                f"end is an optimizer step, got {self.end}: pass int({self.end} * steps) for that share of training"
+            )
         check_steps("start", self.start, least=0)
         check_steps("end", self.end, least=0)
         if not self.start < self.end:
@@ -76,23 +81,3 @@ def check_sparsity(value: object, name: str = "sparsity") -> None:
     if not 0 <= number < 1:
         hint = f" Did you mean {number / 100:g}?" if 1 < number < 100 else ""
         raise ValueError(f"{name} must be in [0, 1), got {number:g}.{hint}")
-
-
-def _check_no_share(end: object) -> None:
-    if isinstance(end, Real) and 0 < float(end) < 1:
-        raise ValueError(f"end is an optimizer step, got {end}: pass int({end} * steps) for that share of training")
-
-
-def check_steps(name: str, value: object, *, least: int = 1) -> None:
-    """Raise unless `value` is a whole number of optimizer steps, `least` or more; 0.75 * 100 is one."""
-    whole = int(value) if isinstance(value, float) and value.is_integer() else value
-    check_count(name, whole, "optimizer steps", least=least)
-
-
-def check_count(name: str, value: object, things: str, *, least: int) -> None:
-    """Raise unless `value` is a whole number of `things`, `least` or more."""
-    right = f"{name} must be a whole number of {things}, at least {least}, got {value!r}"
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(right)
-    if value < least:
-        raise ValueError(right)

@@ -1,10 +1,15 @@
-"""For errors about a name that nobody knows: the one that was meant."""
+"""Names as people write them: what is the same name, and for one that nobody knows, which was meant."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 from itertools import takewhile
+
+
+def plain(name: str) -> str:
+    """The name without what makes no difference: SparseMomentum, sparse-momentum and sparse_momentum are one."""
+    return name.lower().replace("-", "").replace("_", "")
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.4) -> str | None:

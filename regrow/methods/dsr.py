@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.choices.budget import allocate
-from regrow.core.schedule import check_count
+from regrow.core.checks import check_amount, check_count
 from regrow.host.targets import find_targets
 from regrow.methods.about import About
-from regrow.methods.options import check_amount
 from regrow.methods.rewire import Rewire, RewireOptions
 
 _SHORTCUT = re.compile(r"shortcut|downsample|skip|proj", re.IGNORECASE)

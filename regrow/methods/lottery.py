@@ -20,15 +20,15 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from regrow.choices.budget import Allotment, Scope, alive
+from regrow.core.checks import check_share, check_steps
 from regrow.core.masks import Masks
-from regrow.core.schedule import check_sparsity, check_steps
+from regrow.core.schedule import check_sparsity
 from regrow.core.weights import Memory
 from regrow.host.layout import pack, unpack
 from regrow.host.shards import ALONE, is_sharded
 from regrow.host.steps import Steps
 from regrow.host.targets import TargetSpec, find_targets
 from regrow.methods.about import About
-from regrow.methods.options import check_share
 
 Train = Callable[[nn.Module, Masks, int], Any]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
-from numbers import Real
 from typing import Any, TypedDict, get_args, get_type_hints
 
 import torch.distributed as dist
@@ -12,7 +10,7 @@ import torch.distributed as dist
 from regrow.choices.budget import Scope
 from regrow.choices.decay import Decay
 from regrow.choices.score import Criterion
-from regrow.core.schedule import check_steps
+from regrow.core.checks import check_steps
 from regrow.host.targets import TargetSpec
 
 
@@ -54,31 +52,6 @@ def needed(method: object, value: int | None, name: str, meaning: str) -> int:
         raise ValueError(f"{type(method).__name__} needs {name}=, {meaning}")
     check_steps(name, value)
     return value
-
-
-def check_share(name: str, value: float, *, inside: bool = False) -> float:
-    """Return `value` if it is a share, which neither nothing nor all is if it must lie `inside`."""
-    right = "a share in (0, 1)" if inside else "a share in [0, 1]"
-    number = check_number(name, value, right)
-    if not (0 < number < 1 if inside else 0 <= number <= 1):
-        raise ValueError(f"{name} must be {right}, got {number:g}")
-    return value
-
-
-def check_amount(name: str, value: float, *, zero: bool = False) -> float:
-    """Return `value` if it is a finite number above zero, or not below it if it may be `zero`."""
-    right = "a finite number, 0 or more" if zero else "a finite number above 0"
-    number = check_number(name, value, right)
-    if not 0 <= number < math.inf or (number == 0 and not zero):
-        raise ValueError(f"{name} must be {right}, got {number:g}")
-    return value
-
-
-def check_number(name: str, value: object, right: str) -> float:
-    """Return `value` as a number if it is one; otherwise say what would be `right`."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be {right}, got {value!r}")
-    return float(value)
 
 
 def check_constant(method: object, sparsity: float) -> float:

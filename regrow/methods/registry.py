@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
-from regrow.host.hints import did_you_mean
+from regrow.host.hints import did_you_mean, plain
 from regrow.methods.pruner import Pruner
 
 
@@ -21,17 +21,17 @@ def find_method(name: str) -> type[Pruner]:
     'SparseMomentum'
     """
     for cls in imported_methods():
-        if _plain(cls.__name__) == _plain(name):
+        if plain(cls.__name__) == plain(name):
             return cls
     for point in entry_points(group="regrow.methods"):
-        if _plain(point.name) == _plain(name):
+        if plain(point.name) == plain(name):
             found = point.load()
             if not (isinstance(found, type) and issubclass(found, Pruner)):
                 raise TypeError(f"method {name!r} is {point.value}, which is no subclass of regrow.Pruner")
             return found
     known = method_names()
-    plain = [_plain(each) for each in known]
-    hint = did_you_mean(_plain(name), plain, cutoff=0.5)
+    written = [plain(each) for each in known]
+    hint = did_you_mean(plain(name), written, cutoff=0.5)
     raise ValueError(f"unknown method {name!r}.{hint} Known methods: {', '.join(known)}.")
 
 
@@ -53,7 +53,3 @@ def imported_methods(cls: type[Pruner] = Pruner) -> Iterator[type[Pruner]]:
         if not inspect.isabstract(subclass):
             yield subclass
         yield from imported_methods(subclass)
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")

@@ -8,8 +8,9 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from regrow.analysis import account
+from regrow.core.checks import check_steps
 from regrow.core.masks import Masks
-from regrow.core.schedule import Schedule, check_steps
+from regrow.core.schedule import Schedule
 
 Result = TypeVar("Result")
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.core.checks import check_share
 from regrow.methods.about import About
-from regrow.methods.options import check_share
 from regrow.methods.rewire import Rewire, RewireOptions
 
 

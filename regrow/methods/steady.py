@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.choices.units import check_rows
-from regrow.core.schedule import Schedule, check_steps
+from regrow.core.checks import check_share, check_steps
+from regrow.core.schedule import Schedule
 from regrow.core.weights import Weight
 from regrow.host.shards import Shards
 from regrow.host.targets import Target
-from regrow.methods.options import Options, check_share, needed
+from regrow.methods.options import Options, needed
 from regrow.methods.pruner import Pruner
 
 

@@ -108,7 +108,7 @@ def _unlike(mine: Outcome, other: Outcome) -> bool:
     A share of the weights fixes the parameters, whatever the MACs; a share of the filters fixes neither.
     """
     counts = ["nonzeros"]
-    if any(outcome.recipe.unit == "filter" or outcome.recipe.method == "sfp" for outcome in (mine, other)):
+    if mine.recipe.prunes_filters or other.recipe.prunes_filters:
         counts.append("macs_kept")
     sizes = [sorted(outcome.final[count] for outcome in (mine, other)) for count in counts]
     return any(larger > (1 + SIZE) * smaller for smaller, larger in sizes)

@@ -110,7 +110,7 @@ def _time(group: Group) -> str:
 
 def _pending(run: Run) -> Pending:
     recipe, done = run.recipe, run.records
-    level = "" if recipe.method.lower() == "dense" else f" {percent(recipe.sparsity)}"
+    level = f" {percent(recipe.sparsity)}" if recipe.takes_sparsity else ""
     return Pending(
         name=str(run.folder),
         label=f"{method_title(recipe.method)}{level}, seed {recipe.seed}",

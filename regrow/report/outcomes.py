@@ -169,7 +169,7 @@ def _group(outcomes: list[Outcome]) -> Group:
 
 def is_dense(recipe: Recipe) -> bool:
     """Return whether nothing is pruned."""
-    return recipe.method.lower() == "dense"
+    return recipe.method == "dense"
 
 
 def idle_fields(recipe: Recipe, *, finetuned: bool) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from regrow.host.hints import did_you_mean
+from regrow.host.hints import did_you_mean, plain
 
 Device = Literal["cpu", "cuda", "mps"]
 
@@ -183,6 +183,16 @@ class Recipe:
         fields = {name: value for name, value in vars(self).items() if name not in _NOT_IN_KEY}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def takes_sparsity(self) -> bool:
+        """Whether `sparsity` has a meaning: others leave what the network, given masks or a compressor leave."""
+        return self.method not in ("dense", "fixed", "feedback")
+
+    @property
+    def prunes_filters(self) -> bool:
+        """Whether whole filters are pruned."""
+        return self.unit == "filter" or self.method == "sfp"
+
     def name(self) -> str:
         """Return a readable name, such as `cifar10-resnet20-dpf90-s0`."""
         pruned = self.method if self.method == "dense" else f"{self.method}{100 * self.sparsity:g}"
@@ -214,12 +224,7 @@ def _method_name(name: str) -> str:
     """
     if name in _METHODS:
         return name
-    return next((known for known in _METHODS if _plain(known) == _plain(name)), name)
-
-
-def _plain(name: str) -> str:
-    """Drop what makes no difference between names of methods (see `regrow.methods.registry.find_method`)."""
-    return name.lower().replace("-", "").replace("_", "")
+    return next((known for known in _METHODS if plain(known) == plain(name)), name)
 
 
 def _toml(value: Any) -> str:

@@ -16,9 +16,6 @@ from regrow.train.events import EpochEnded, Event, Finished, Started, Stepped
 from regrow.train.pruning import ramps
 from regrow.train.text import duration, quantity
 
-# What takes no sparsity: it leaves what the network, the given masks or the compressor leave.
-_UNASKED = ("dense", "fixed", "feedback")
-
 
 class Display:
     """Listens to a run and shows it; on anything but a terminal it prints plain lines and no bar.
@@ -104,7 +101,7 @@ def start_table(event: Started) -> Table:
     table.add_row("layers", f"{len(costs.layers)}, {targeted} of them targeted")
     table.add_row("parameters", f"{costs.parameters:,}, {costs.targeted:,} of them targeted")
     table.add_row("MACs", f"{quantity(costs.macs)} per image")
-    if recipe.method not in _UNASKED:
+    if recipe.takes_sparsity:
         table.add_row("sparsity", _sparsity(recipe))
     if recipe.method == "fixed":
         table.add_row("masks", f"those of {recipe.masks}")
@@ -144,7 +141,7 @@ def _shortfall(result: dict[str, Any]) -> str:
 
 def title(recipe: Recipe) -> str:
     """Return the run's heading, such as `resnet20 · CIFAR-10 · dpf 90 %`."""
-    pruned = recipe.method if recipe.method in _UNASKED else f"{recipe.method} {100 * recipe.sparsity:g} %"
+    pruned = f"{recipe.method} {100 * recipe.sparsity:g} %" if recipe.takes_sparsity else recipe.method
     return f"{recipe.model} · {data.info(recipe.data).title} · {pruned}"
 
 
@@ -156,8 +153,7 @@ def _facts(heading: str) -> Table:
 
 
 def _sparsity(recipe: Recipe) -> str:
-    filters = recipe.unit == "filter" or recipe.method == "sfp"
-    pruned = f"{100 * recipe.sparsity:g} % of the {'filters' if filters else 'weights'}"
+    pruned = f"{100 * recipe.sparsity:g} % of the {'filters' if recipe.prunes_filters else 'weights'}"
     if recipe.method == "oneshot":
         return f"{pruned}, all at once after {recipe.epochs} epochs"
     end = recipe.ramp_share * recipe.epochs if ramps(find_method(recipe.method)) else 0

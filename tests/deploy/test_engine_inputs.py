@@ -14,7 +14,9 @@ from torch import Tensor, nn
 import regrow
 from regrow.deploy.engine import build as kernels
 from regrow.deploy.engine import tune
-from regrow.deploy.engine.build import find_compiler, load_library, remember
+from regrow.deploy.engine.build import load_library
+from regrow.deploy.engine.cache import remember
+from regrow.deploy.engine.toolchain import NoCompilerError, find_compiler
 from regrow.deploy.engine.tracer import UnsupportedOperationError
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -132,10 +134,10 @@ def test_a_compiler_may_have_arguments_or_spaces(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("CC", str(folder / "gcc"))
     assert find_compiler() == (str(folder / "gcc"),)
     monkeypatch.setenv("CC", "gcc 'unfinished")
-    with pytest.raises(kernels.NoCompilerError, match="unfinished"):
+    with pytest.raises(NoCompilerError, match="unfinished"):
         find_compiler()
     monkeypatch.setenv("CC", "no-such-compiler -pipe")
-    with pytest.raises(kernels.NoCompilerError, match=r"\$CC is 'no-such-compiler -pipe', which was not found"):
+    with pytest.raises(NoCompilerError, match=r"\$CC is 'no-such-compiler -pipe', which was not found"):
         find_compiler()
 
 
@@ -181,5 +183,5 @@ def test_what_was_built_once_needs_no_compiler(tmp_path: Path, monkeypatch: pyte
     built = load_library()
     monkeypatch.setenv("CC", "no-such-compiler")
     assert load_library().key == built.key
-    with pytest.raises(kernels.NoCompilerError, match="no-such-compiler"):
+    with pytest.raises(NoCompilerError, match="no-such-compiler"):
         load_library(lanes=4)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import regrow
 from regrow.deploy.engine import chains, compiler
-from regrow.deploy.engine.build import Kernels, NoCompilerError, fit_library, load_library
+from regrow.deploy.engine.build import Kernels, fit_library, load_library
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.fitted import CONV, HALO, fitted, separate_halos
 from regrow.deploy.engine.fuse import fuse
@@ -22,6 +22,7 @@ from regrow.deploy.engine.runners import NativeRunner
 from regrow.deploy.engine.schedule import schedule
 from regrow.deploy.engine.sessions import Division
 from regrow.deploy.engine.tiles import candidates
+from regrow.deploy.engine.toolchain import NoCompilerError
 from regrow.models import build
 from tests.deploy.networks import networks, sparsify
 

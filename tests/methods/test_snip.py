@@ -11,6 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 import regrow
+from tests.core.nets import step
 from tests.core.reference import stable_masks
 from tests.methods.networks import Training, steps, trainings
 
@@ -121,19 +122,7 @@ def test_the_first_step_is_the_same_wherever_weight_decay_is_taken(closure):
         pruner = regrow.SNIP(model, optimizer, sparsity=0.5, decay=decay)
         names = list(pruner.masks)
         expected = stable_masks(sensitivities(model, names), round(0.5 * pruner.masks.total))
-        x, y = batch()
-
-        def evaluate(model=model, optimizer=optimizer, x=x, y=y):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
-            loss.backward()
-            return loss
-
-        if closure:
-            optimizer.step(evaluate)
-        else:
-            evaluate()
-            optimizer.step()
+        step(model, optimizer, batch(), closure=closure)
         assert all(torch.equal(a, b) for a, b in zip(expected, pruner.masks.values(), strict=True))
         assert optimizer.param_groups[0]["weight_decay"] == 0.5
         ends.append(list(model.parameters()))

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from regrow.deploy.bench.deepsparse import DeepSparse
 from regrow.deploy.bench.runtimes import dense_runtimes, to_plain_onnx
 from regrow.deploy.bench.turns import Contender, fastest
-from regrow.deploy.engine.build import NoCompilerError, load_library
+from regrow.deploy.engine.build import load_library
 from regrow.deploy.engine.compiler import compile
 from regrow.deploy.engine.model import Profile
+from regrow.deploy.engine.toolchain import NoCompilerError
 from regrow.deploy.pack import save
 
 ENGINE = "regrow"

@@ -1,16 +1,9 @@
-"""Compiles the kernels with the system's compiler, once for each machine and network, and keeps the result."""
+"""Builds the kernels, once for each machine and network, and loads what was built."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shlex
-import shutil
-import subprocess
 import tempfile
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -18,19 +11,14 @@ from importlib import resources
 from pathlib import Path
 
 from regrow.deploy.engine import native
+from regrow.deploy.engine.cache import cache_folder, digest, remember
 from regrow.deploy.engine.layout import side_bytes
 from regrow.deploy.engine.tiles import SHAPES, Shape
+from regrow.deploy.engine.toolchain import NoCompilerError, call, find_compiler, flags_for, processor, version_of
 from regrow.host.cores import cores
-from regrow.host.disk import write_atomically
-
-COMPILERS = ("gcc", "clang", "cc")
 
 MOST_UNITS, LEAST_KERNELS = 4, 4
 """How many compilers share a build at most, and kernels for each at least: all of them read kernels.c first."""
-
-
-class NoCompilerError(RuntimeError):
-    """There is no C compiler, or it cannot build the kernels."""
 
 
 class Job(ctypes.Structure):
@@ -90,40 +78,6 @@ class Library:
         return float(self.handle.regrow_peak())
 
 
-def cache_folder() -> Path:
-    """Where built kernels and measured tiles are kept: `$REGROW_CACHE`, or the user's cache folder."""
-    chosen = os.environ.get("REGROW_CACHE")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "regrow"
-
-
-def find_compiler() -> tuple[str, ...]:
-    """The command that `$CC` names, with its arguments, or the first of gcc, clang and cc that exists."""
-    named = os.environ.get("CC")
-    if named is not None:
-        return _named_compiler(named)
-    for candidate in COMPILERS:
-        found = shutil.which(candidate)
-        if found is not None:
-            return (found,)
-    raise NoCompilerError(f"no C compiler found (looked for {', '.join(COMPILERS)}).")
-
-
-def _named_compiler(command: str) -> tuple[str, ...]:
-    """A program, whose path may have spaces, or one with arguments."""
-    try:
-        readings = [[command], shlex.split(command)]
-    except ValueError:  # a quotation that does not end
-        readings = [[command]]
-    for program, *arguments in filter(None, readings):
-        found = shutil.which(program)
-        if found is not None:
-            return (found, *arguments)
-    raise NoCompilerError(f"$CC is {command!r}, which was not found.")
-
-
 def kernel_source(name: str = "kernels.c") -> str:
     """The text of one of the C files."""
     return resources.files("regrow.deploy.engine").joinpath(name).read_text()
@@ -134,14 +88,11 @@ def load_library(*, lanes: int | None = None) -> Library:
 
     Where there is no compiler, those that any compiler has built here earlier will do.
     """
-    flags, folder, kernels = _flags(lanes), str(cache_folder()), Kernels(SHAPES)
     try:
         compiler = find_compiler()
     except NoCompilerError:
-        if _known(Path(folder), _source_key(kernels, flags)) is None:
-            raise
         compiler = ()
-    return _load(compiler, flags, folder, kernels)
+    return _load(compiler, flags_for(lanes), str(cache_folder()), Kernels(SHAPES))
 
 
 def fit_library(library: Library, kernels: Kernels) -> Library:
@@ -149,72 +100,28 @@ def fit_library(library: Library, kernels: Kernels) -> Library:
     return _load(library.compiler, library.flags, str(cache_folder()), kernels)
 
 
-def _flags(lanes: int | None) -> tuple[str, ...]:
-    machine = platform.machine().lower()
-    native_flag = "-march=native" if machine in ("x86_64", "amd64", "i686") else "-mcpu=native"
-    narrower = {8: ("-mno-avx512f",), 4: ("-mno-avx512f", "-mno-avx2", "-mno-avx", "-mno-fma")}.get(lanes or 0, ())
-    defined = () if lanes is None else (f"-DLANES={lanes}",)
-    # The generic tuning does not park integers in vector registers, which costs more than the stack.
-    return (
-        "-O2",
-        native_flag,
-        "-mtune=generic",
-        *narrower,
-        *defined,
-        "-std=gnu11",
-        "-ffp-contract=fast",
-        "-fno-math-errno",
-    )
-
-
 @cache
 def _load(compiler: tuple[str, ...], flags: tuple[str, ...], folder: str, kernels: Kernels) -> Library:
-    key = _source_key(kernels, flags)
+    key = digest("\n".join([*kernels.sources(1), *flags, processor()]).encode())
     if compiler:
-        version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
-        key += "-" + _digest("\n".join([*compiler, version]).encode())
+        key += "-" + digest("\n".join([*compiler, version_of(compiler)]).encode())
     path = _known(Path(folder), key)
     if path is not None:
         handle, key = _declared(path), path.stem.removeprefix("kernels-").rpartition("-")[0]
-    elif not compiler:
-        raise NoCompilerError("no C compiler found, and none has built this network's own kernels here earlier.")
     else:
         with tempfile.TemporaryDirectory() as build:
-            built = _compile(compiler, flags, kernels.sources(_units(kernels)), Path(build))
+            built = _compile(compiler or find_compiler(), flags, kernels, Path(build))
             content = built.read_bytes()
-            path = Path(folder) / f"kernels-{key}-{_digest(content)}.so"
+            path = Path(folder) / f"kernels-{key}-{digest(content)}.so"
             handle = _declared(path if remember(path, content) else built)
     return Library(handle, handle.regrow_lanes(), key, compiler, flags)
-
-
-def _source_key(kernels: Kernels, flags: tuple[str, ...]) -> str:
-    return _digest("\n".join([*kernels.sources(1), *flags, _processor()]).encode())
-
-
-def remember(path: Path, content: bytes) -> bool:
-    """Write a file of the cache; where that is impossible, say so and go on without."""
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        warnings.warn(
-            f"{path.parent} cannot be written ({error.strerror or error}): what is built and measured for this model "
-            "is lost when the program ends. Set REGROW_CACHE to a folder that can be.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return False
-    return True
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:20]
 
 
 def _known(folder: Path, key: str) -> Path | None:
     """The library that was built earlier. Its name tells what is in it: loading a damaged one would end the process."""
     for path in sorted(folder.glob(f"kernels-{key}-*.so")):
         try:
-            if path.stem.endswith(_digest(path.read_bytes())):
+            if path.stem.endswith(digest(path.read_bytes())):
                 return path
         except OSError:
             continue
@@ -243,18 +150,9 @@ def _units(kernels: Kernels) -> int:
     return max(1, min(cores(), MOST_UNITS, worthwhile))
 
 
-def _processor() -> str:
-    """What `-march=native` stands for, so that a cache shared between machines holds one build for each."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    kept = [line for line in text.splitlines() if line.startswith(("model name", "flags", "Features", "CPU part"))]
-    return "\n".join(sorted(set(kept)))
-
-
-def _compile(compiler: tuple[str, ...], flags: tuple[str, ...], sources: list[str], folder: Path) -> Path:
+def _compile(compiler: tuple[str, ...], flags: tuple[str, ...], kernels: Kernels, folder: Path) -> Path:
     """The library, built in `folder`."""
+    sources = kernels.sources(_units(kernels))
     units = [folder / f"kernels{number}.c" for number in range(len(sources))]
     for unit, source in zip(units, sources, strict=True):
         unit.write_text(source)
@@ -262,12 +160,6 @@ def _compile(compiler: tuple[str, ...], flags: tuple[str, ...], sources: list[st
     built = folder / "kernels.so"
     linking = ["-shared", "-pthread", *(str(unit.with_suffix(".o")) for unit in units), "-o", str(built), "-lm"]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(partial(_call, compiler), compiling))
-    _call(compiler, linking)
+        list(pool.map(partial(call, compiler), compiling))
+    call(compiler, linking)
     return built
-
-
-def _call(compiler: tuple[str, ...], arguments: list[str]) -> None:
-    done = subprocess.run([*compiler, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise NoCompilerError(f"{' '.join(compiler)} could not build the kernels:\n{done.stderr.strip()[:2000]}")

@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch import nn
 
-from regrow.deploy.engine.build import Library, NoCompilerError, fit_library, load_library
+from regrow.deploy.engine.build import Library, fit_library, load_library
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.fitted import fitted
 from regrow.deploy.engine.fuse import fuse
@@ -20,6 +20,7 @@ from regrow.deploy.engine.schedule import schedule
 from regrow.deploy.engine.shares import share_schedule
 from regrow.deploy.engine.shortcuts import join_shortcuts
 from regrow.deploy.engine.steps import Schedule
+from regrow.deploy.engine.toolchain import NoCompilerError
 from regrow.deploy.engine.tune import Tuning, rows_pay, tuned
 from regrow.deploy.files import unwrapped
 from regrow.host.modes import evaluating

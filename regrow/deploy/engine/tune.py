@@ -12,7 +12,8 @@ from statistics import median
 
 import torch
 
-from regrow.deploy.engine.build import Library, cache_folder, remember
+from regrow.deploy.engine.build import Library
+from regrow.deploy.engine.cache import cache_folder, remember
 from regrow.deploy.engine.fitted import separate_halos
 from regrow.deploy.engine.model import noise
 from regrow.deploy.engine.plan import write_plan
