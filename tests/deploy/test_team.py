@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from regrow.deploy.engine.build import load_library
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.fitted import fitted
 from regrow.deploy.engine.fuse import fuse
+from regrow.deploy.engine.graph import Graph
 from regrow.deploy.engine.plan import Plan, write_plan
 from regrow.deploy.engine.schedule import schedule
 from regrow.deploy.engine.sessions import Division
@@ -21,7 +23,9 @@ from regrow.deploy.engine.shares import share_schedule
 from regrow.models import build
 from tests.deploy.networks import sparsify
 
-IMAGES, RUNS = 3, 20
+IMAGES, RUNS = 5, 20
+
+needs_tools = pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("setarch")), reason="needs gcc and setarch")
 
 MAIN = """
 #include <stdio.h>
@@ -58,7 +62,14 @@ int main(void)
 """
 
 
-def write_program(folder: Path, plan: Plan, threads: int, divide: Division) -> None:
+NOBODY_STARTS = """
+#include <pthread.h>
+#define pthread_create(...) 0
+#define pthread_join(...) 0
+"""
+
+
+def write_program(folder: Path, plan: Plan, threads: int, divide: Division, before: str = "") -> None:
     plan, kernels = fitted(plan)  # whose operations wait for each other as rarely as they can
     sizes = {
         "THREADS": threads,
@@ -72,34 +83,59 @@ def write_program(folder: Path, plan: Plan, threads: int, divide: Division) -> N
         "RUNS": RUNS,
     }
     defined = "\n".join(f"#define {name} {size}" for name, size in sizes.items())
-    (folder / "main.c").write_text("\n".join([*kernels.sources(1), defined, MAIN]))
+    (folder / "main.c").write_text("\n".join([before, *kernels.sources(1), defined, MAIN]))
     (folder / "ops").write_bytes(bytes(plan.ops))
     (folder / "constants").write_bytes(plan.constants.tobytes())
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("setarch")), reason="needs gcc and setarch")
-@pytest.mark.parametrize(("sanitizer", "threads"), [("thread", 2), ("thread", 4), ("address,undefined", 4)])
-@pytest.mark.parametrize(
-    ("name", "divide"),
-    [("resnet8", Division.TOGETHER), ("resnet8", Division.BY_ROWS), ("wrn10-1", Division.BY_ROWS)],
-)
-def test_sanitizers_find_nothing(name: str, divide: Division, sanitizer: str, threads: int, tmp_path: Path) -> None:
+def write_data(folder: Path, model: nn.Module, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        expected = model(x).numpy()
+    (folder / "x").write_bytes(np.ascontiguousarray(x.numpy()).tobytes())
+    (folder / "y").write_bytes(np.ascontiguousarray(expected).tobytes())
+
+
+def run_program(folder: Path, lanes: int, *flags: str) -> None:
+    options = ["-g", "-march=native", f"-DLANES={lanes}", "-std=gnu11", "-pthread", *flags]
+    build_command = ["gcc", *options, "main.c", "-o", "main", "-lm"]
+    subprocess.run(build_command, cwd=folder, check=True, capture_output=True, text=True)
+    done = subprocess.run(["setarch", "-R", "./main"], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[:3000]
+
+
+def sparse_model(name: str) -> tuple[nn.Module, torch.Tensor, Graph, int]:
     torch.manual_seed(0)
     model, x = build(name, classes=10, size=32).eval(), torch.randn(IMAGES, 3, 32, 32)
     sparsify(model, 0.2, torch.Generator().manual_seed(0))
-    graph, lanes = fuse(capture(model, x[:1])), min(8, load_library().lanes)
+    return model, x, fuse(capture(model, x[:1])), min(8, load_library().lanes)
+
+
+@needs_tools
+def test_a_batch_waits_for_no_thread_that_has_not_begun(tmp_path: Path) -> None:
+    model, x, graph, lanes = sparse_model("resnet8")
+    plan = write_plan(schedule(graph, lanes), threads=2)
+    write_program(tmp_path, plan, 2, Division.ALONE, before=NOBODY_STARTS)
+    write_data(tmp_path, model, x)
+    run_program(tmp_path, lanes, "-O1")
+
+
+@pytest.mark.slow
+@needs_tools
+@pytest.mark.parametrize(("sanitizer", "threads"), [("thread", 2), ("thread", 4), ("address,undefined", 4)])
+@pytest.mark.parametrize(
+    ("name", "divide"),
+    [
+        ("resnet8", Division.ALONE),
+        ("resnet8", Division.TOGETHER),
+        ("resnet8", Division.BY_ROWS),
+        ("wrn10-1", Division.BY_ROWS),
+    ],
+)
+def test_sanitizers_find_nothing(name: str, divide: Division, sanitizer: str, threads: int, tmp_path: Path) -> None:
+    model, x, graph, lanes = sparse_model(name)
     by_rows = divide is Division.BY_ROWS
     steps = share_schedule(graph, lanes, threads) if by_rows else schedule(graph, lanes)
     assert steps is not None
-    plan = write_plan(steps, threads=1 if by_rows else threads)
-    write_program(tmp_path, plan, threads, divide)
-    with torch.no_grad():
-        expected = model(x).numpy()
-    (tmp_path / "x").write_bytes(np.ascontiguousarray(x.numpy()).tobytes())
-    (tmp_path / "y").write_bytes(np.ascontiguousarray(expected).tobytes())
-    flags = ["-O1", "-g", "-march=native", f"-DLANES={lanes}", "-std=gnu11", "-pthread", f"-fsanitize={sanitizer}"]
-    build_command = ["gcc", *flags, "-fno-sanitize-recover=all", "main.c", "-o", "main", "-lm"]
-    subprocess.run(build_command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    done = subprocess.run(["setarch", "-R", "./main"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[:3000]
+    write_program(tmp_path, write_plan(steps, threads=1 if by_rows else threads), threads, divide)
+    write_data(tmp_path, model, x)
+    run_program(tmp_path, lanes, "-O1", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")

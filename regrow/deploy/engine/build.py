@@ -28,10 +28,7 @@ class Job(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("team", "work", "ops", "constants", "arenas")),
         *((name, ctypes.c_int64) for name in ("arena_bytes", "x_floats", "y_floats")),
         *((name, ctypes.c_void_p) for name in ("x", "y", "seconds")),
-        ("count", ctypes.c_int32),
-        ("images", ctypes.c_int32),
-        ("divide", ctypes.c_int32),
-        ("clock", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("count", "first", "last", "divide", "clock")),
     )
 
 

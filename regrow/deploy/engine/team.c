@@ -1,10 +1,11 @@
 /* Runs plans on a team of threads; appended to kernels.c for the engine, and left out of exported files.
  *
- * A batch is divided by images, each on its own arena. The images that are left over, and single images, are divided
- * inside every operation, with a barrier after it, unless the network is so small that this takes longer. With a plan
- * that is made for it, all images are divided by rows: every thread computes its own share on its own arena, and has to
- * get no more than a few rows from the neighbouring shares. Waiting is spinning for about as long as a layer takes, then
- * sleeping: a layer of a small network is done sooner than a sleeping thread wakes up.
+ * The images of a batch go to whoever is free, each on its own arena: nobody waits for a thread that has no core. The
+ * images that are left over, and single images, are divided inside every operation, with a barrier after it, unless the
+ * network is so small that this takes longer. With a plan that is made for it, all images are divided by rows: every
+ * thread computes its own share on its own arena, and has to get no more than a few rows from the neighbouring shares.
+ * Waiting is spinning for about as long as a layer takes, then sleeping: a layer of a small network is done sooner than
+ * a sleeping thread wakes up.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -25,7 +26,7 @@ enum division { ALONE, TOGETHER, BY_ROWS };
 
 struct job {
     struct team *team;
-    void (*work)(struct team *, int); /* of the library that knows the job's kernels; a team may serve several */
+    void (*work)(struct team *, int, int); /* of the library that knows the job's kernels; a team may serve several */
     const struct op *ops;
     const char *constants;
     char *arenas;
@@ -33,9 +34,10 @@ struct job {
     const float *x;
     float *y;
     double *seconds; /* where each operation's time is added, or NULL */
-    int32_t count, images;
-    int32_t divide; /* enum division */
-    int32_t clock;  /* what `seconds` are measured by */
+    int32_t count;
+    int32_t first, last; /* the images of this round */
+    int32_t divide;      /* enum division */
+    int32_t clock;       /* what `seconds` are measured by */
 };
 
 /* How much of what others may wait for a thread has done, in a cache line of its own. */
@@ -48,8 +50,9 @@ struct team {
     int patience; /* how often to look before somebody else may have the core */
     pthread_t *threads;
     struct place *places;
-    const struct job *job;
-    atomic_int started; /* jobs given out */
+    const struct job *job; /* for those who take part in the round: others may be too late for it */
+    atomic_ullong round;   /* its number, whether all threads take part and, if not, how many images nobody has taken */
+    atomic_int unfinished; /* images of such a round */
     atomic_int sleepers;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
@@ -338,23 +341,53 @@ static void run_share(struct team *team, const struct job *job, int share, int i
 
 /* ------------------------------------------------------------------------------------------------ the team */
 
-static void work(struct team *team, int part)
+#define ONE_ROUND (1ull << 32)
+#define EVERYBODY (1ull << 31)
+#define IMAGES (EVERYBODY - 1)
+
+/* An image, or our part of all images of the round. */
+static void work(struct team *team, int part, int image)
 {
     const struct job *job = team->job;
-    if (job->divide == BY_ROWS) {
-        for (int image = 0; image < job->images; image++) {
-            if (image > 0) barrier(team, part); /* the first thread has read what the others found */
-            run_share(team, job, part, image);
-        }
+    if (image >= 0) {
+        struct frame own = {job->constants, job->arenas + part * job->arena_bytes, NULL, NULL, 0, 1, 0, 1};
+        run_image(team, job, &own, image);
         return;
     }
-    const int whole = job->divide == TOGETHER ? job->images / team->size * team->size : job->images;
-    struct frame own = {job->constants, job->arenas + part * job->arena_bytes, NULL, NULL, 0, 1, 0, 1};
-    for (int image = part; image < whole; image += team->size) run_image(team, job, &own, image);
-    if (whole == job->images) return;
-    barrier(team, part); /* the first arena is shared from here on */
     struct frame shared = {job->constants, job->arenas, NULL, NULL, part, team->size, 0, 1};
-    for (int image = whole; image < job->images; image++) run_image(team, job, &shared, image);
+    for (image = job->first; image < job->last; image++) {
+        if (job->divide == TOGETHER) {
+            run_image(team, job, &shared, image);
+        } else {
+            if (image > job->first) barrier(team, part); /* the first thread has read what the others found */
+            run_share(team, job, part, image);
+        }
+    }
+}
+
+/* Works on images as long as there are any. The round may be over: who looks at the job must have taken an image. */
+static void help(struct team *team, int part, unsigned long long round)
+{
+    while (round & IMAGES) {
+        if (!atomic_compare_exchange_weak(&team->round, &round, round - 1)) continue; /* `round` is as it is now */
+        team->job->work(team, part, team->job->last - (int)(round & IMAGES));
+        atomic_fetch_sub(&team->unfinished, 1);
+        round--;
+    }
+}
+
+static unsigned long long next_round(struct team *team, unsigned long long last)
+{
+    for (int spins = 0; atomic_load(&team->round) / ONE_ROUND == last / ONE_ROUND; spins++) {
+        RELAX();
+        if (spins < team->patience) continue;
+        pthread_mutex_lock(&team->mutex);
+        atomic_fetch_add(&team->sleepers, 1);
+        while (atomic_load(&team->round) / ONE_ROUND == last / ONE_ROUND) pthread_cond_wait(&team->wake, &team->mutex);
+        atomic_fetch_sub(&team->sleepers, 1);
+        pthread_mutex_unlock(&team->mutex);
+    }
+    return atomic_load(&team->round);
 }
 
 static void *serve(void *argument)
@@ -362,36 +395,55 @@ static void *serve(void *argument)
     const struct member member = *(struct member *)argument;
     struct team *team = member.team;
     free(argument);
-    for (int done = 0;; done++) {
-        for (int spins = 0; atomic_load(&team->started) == done; spins++) {
-            RELAX();
-            if (spins < team->patience) continue;
-            pthread_mutex_lock(&team->mutex);
-            atomic_fetch_add(&team->sleepers, 1);
-            while (atomic_load(&team->started) == done) pthread_cond_wait(&team->wake, &team->mutex);
-            atomic_fetch_sub(&team->sleepers, 1);
-            pthread_mutex_unlock(&team->mutex);
+    for (unsigned long long round = 0;;) {
+        round = next_round(team, round);
+        if (!(round & EVERYBODY)) {
+            help(team, member.part, round);
+            continue;
         }
         if (team->job == NULL) return NULL;
-        team->job->work(team, member.part);
+        team->job->work(team, member.part, ABSENT);
         barrier(team, member.part);
     }
 }
 
-static void start(struct team *team, const struct job *job)
+static unsigned long long start(struct team *team, const struct job *job, unsigned long long what)
 {
+    const unsigned long long round = (atomic_load(&team->round) / ONE_ROUND + 1) * ONE_ROUND + what;
     team->job = job;
-    atomic_fetch_add(&team->started, 1);
+    atomic_store(&team->round, round);
     if (atomic_load(&team->sleepers) > 0) {
         pthread_mutex_lock(&team->mutex);
         pthread_cond_broadcast(&team->wake);
         pthread_mutex_unlock(&team->mutex);
     }
+    return round;
+}
+
+/* Images, each by whoever is free; waits for those only who have taken one. */
+static void run_batch(struct team *team, struct job *job, int first, int last)
+{
+    job->first = first, job->last = last;
+    atomic_store(&team->unfinished, last - first);
+    help(team, 0, start(team, job, (unsigned long long)(last - first)));
+    for (int spins = 0; atomic_load(&team->unfinished) > 0; spins++) {
+        RELAX();
+        if (spins > team->patience) sched_yield();
+    }
+}
+
+/* Images, each by all threads. */
+static void run_together(struct team *team, struct job *job, int first, int last)
+{
+    job->first = first, job->last = last;
+    start(team, job, EVERYBODY);
+    work(team, 0, ABSENT);
+    barrier(team, 0);
 }
 
 void regrow_team_free(struct team *team)
 {
-    start(team, NULL);
+    start(team, NULL, EVERYBODY);
     for (int i = 1; i < team->size; i++) pthread_join(team->threads[i], NULL);
     pthread_cond_destroy(&team->wake);
     pthread_mutex_destroy(&team->mutex);
@@ -436,15 +488,16 @@ int regrow_team_size(const struct team *team) { return team->size; }
 void regrow_run(struct job *job, const float *x, float *y, int images)
 {
     struct team *team = job->team;
-    job->x = x, job->y = y, job->images = images, job->work = work;
-    if (team->size == 1 || (images == 1 && job->divide == ALONE)) { /* nobody else has anything to do */
+    const int remainder = job->divide == TOGETHER ? images % team->size : job->divide == BY_ROWS ? images : 0;
+    const int shared = team->size > 1 ? remainder : 0, whole = images - shared;
+    job->x = x, job->y = y, job->work = work;
+    if (team->size == 1 || whole == 1) { /* nobody else has anything to do */
         team->job = job;
-        work(team, 0);
-        return;
+        for (int image = 0; image < whole; image++) work(team, 0, image);
+    } else if (whole > 0) {
+        run_batch(team, job, 0, whole);
     }
-    start(team, job);
-    work(team, 0);
-    barrier(team, 0);
+    if (shared > 0) run_together(team, job, whole, images);
 }
 
 /* Multiply-adds per second of one thread on numbers that are in registers already: what no kernel exceeds. */
