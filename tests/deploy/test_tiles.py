@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from regrow.deploy.engine.tiles import Problem, Tile
+from regrow.deploy.engine.tiles import Problem, Sharing, Tile
 
 
 def problem(rows: int, cols: int, threads: int) -> Problem:
@@ -26,6 +28,23 @@ def problem(rows: int, cols: int, threads: int) -> Problem:
 )
 def test_the_slowest_thread(rows: int, cols: int, tile: Tile, threads: int, uneven: float) -> None:
     assert problem(rows, cols, threads).unevenness(tile) == pytest.approx(uneven)
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "tile", "outputs", "sharing"),
+    [
+        (8, 4, Tile(1, 2, 4), 64, Sharing.NO_CHANNELS),  # two tiles for either thread
+        (7, 4, Tile(2, 1, 4), 64, Sharing.OF_FEW_TILES),  # three for either, and one for both
+        (7, 4, Tile(2, 1, 4), 7, Sharing.NO_CHANNELS),  # of which there would be too few groups of channels
+        (7, 4, Tile(1, 2, 4), 64, Sharing.NO_CHANNELS),  # who has one tile gets the row that is left
+        (7, 1, Tile(1, 7, 1), 64, Sharing.OF_ALL_TILES),
+    ],
+)
+def test_channels_of_tiles_that_are_too_few(rows: int, cols: int, tile: Tile, outputs: int, sharing: Sharing) -> None:
+    layer = replace(problem(rows, cols, threads=2), outputs=outputs)
+    assert layer.sharing(tile) is sharing
+    assert 1 <= layer.waiting(tile) <= 1.5
+    assert replace(layer, threads=1).sharing(tile) is Sharing.NO_CHANNELS
 
 
 @given(

@@ -98,6 +98,9 @@ struct entry {
 } __attribute__((packed));
 #endif
 
+/* Whose channels threads divide: nobody's, those of the tiles that are too few for all of them, or all tiles'. */
+enum sharing { NO_CHANNELS, OF_FEW_TILES, OF_ALL_TILES };
+
 struct conv {
     struct planes in, out, residual, tail;
     int64_t entries;                /* struct entry, in the order in which they are walked, or struct four */
@@ -115,7 +118,7 @@ struct conv {
     int32_t groups, blocks;         /* of output channels; of input channels */
     int32_t together, down, across; /* the tile: output channels, rows and columns held in registers */
     int32_t stride_rows, stride_cols;
-    int32_t share_channels; /* threads divide the output channels (1) or the pixels (0) */
+    int32_t share_channels; /* enum sharing: whose output channels threads divide, instead of tiles */
     int32_t followers;      /* convolutions after this one that are computed with it, band by band */
     int32_t band;           /* rows at a time, if there are any */
     int32_t prefetch;       /* whether the output is too large to be in the cache */
@@ -963,11 +966,38 @@ FITTED_ELSEWHERE(DECLARE_FITTED)
 #define FITTED_NAME(number, ...) [number] = fitted_##number,
 static tiles_function *const fitted[] = {NULL, FITTED(FITTED_NAME) FITTED_ELSEWHERE(FITTED_NAME)};
 
+INLINE void conv_area(const struct conv *op, const struct frame *f, const struct area *a)
+{
+    if (op->kernel && a->down == op->down && a->across == op->across)
+        fitted[op->kernel](op, f, a);
+    else
+        find_kernel(op->together, a->down, a->across, op->stride_cols)(op, f, a);
+}
+
+/* Our share of an area's tiles. Of the tiles in the middle that are too few for everybody to get one, all threads
+ * compute some of the channels. */
+static void conv_share(const struct conv *op, const struct frame *f, struct area a, int left_over)
+{
+    const int tiles = a.last, each = op->share_channels == OF_ALL_TILES ? 0 : tiles / f->parts;
+    const int few = tiles - each * f->parts, middle = f->parts / 2 * each;
+    if (f->parts > 1 && op->share_channels != NO_CHANNELS && few > 0) {
+        const int32_t *parts = (const int32_t *)(f->constants + op->parts) + f->part;
+        struct area rest = a;
+        rest.first = middle, rest.last = middle + few;
+        rest.first_group = parts[0], rest.last_group = parts[1];
+        if (rest.first_group < rest.last_group) conv_area(op, f, &rest);
+        a.first = f->part * each < middle ? f->part * each : f->part * each + few;
+        a.last = a.first + each;
+    } else {
+        const struct share s = left_over ? rest_of(f, tiles) : share_of(f, tiles);
+        a.first = s.first, a.last = s.last;
+    }
+    if (a.first < a.last) conv_area(op, f, &a);
+}
+
 /* Rows first .. last - 1 of the output. Whole tiles first; rows and columns that are left over go one by one. */
 static void conv_rows(const struct conv *op, const struct frame *f, int first, int last)
 {
-    const int32_t *parts = (const int32_t *)(f->constants + op->parts);
-    const int by_channel = op->share_channels && f->parts > 1;
     const int whole_rows = (last - first) / op->down * op->down, whole_cols = op->cols / op->across * op->across;
     for (int below = 0; below < 2; below++) {
         const int down = below ? 1 : op->down;
@@ -977,16 +1007,8 @@ static void conv_rows(const struct conv *op, const struct frame *f, int first, i
             const int col = beside ? whole_cols : 0, cols = beside ? op->cols - col : whole_cols;
             if (rows == 0 || cols == 0) continue;
             const int tiles_down = rows / down, tiles_across = cols / across, tiles = tiles_down * tiles_across;
-            const struct share s = below || beside ? rest_of(f, tiles) : share_of(f, tiles);
-            struct area a = {row, col, down, across, tiles_down, tiles_across, s.first, s.last, 0, op->groups};
-            if (by_channel) {
-                a.first = 0, a.last = tiles;
-                a.first_group = parts[f->part], a.last_group = parts[f->part + 1];
-            }
-            if (op->kernel && down == op->down && across == op->across)
-                fitted[op->kernel](op, f, &a);
-            else
-                find_kernel(op->together, down, across, op->stride_cols)(op, f, &a);
+            const struct area a = {row, col, down, across, tiles_down, tiles_across, 0, tiles, 0, op->groups};
+            conv_share(op, f, a, below || beside);
         }
     }
 }
@@ -1071,14 +1093,16 @@ static void copy_some(const struct gather *op, float *to, const float *from, con
 
 static void run_gather(const struct gather *op, const struct frame *f)
 {
-    const struct share s = share_of(f, op->count);
-    const int own = op->tables > 1 ? f->rows_share * op->count : 0;
-    const int32_t *table = (const int32_t *)(f->constants + op->table) + own;
+    const int by_channel = op->channels >= 2 * AT_ONCE * f->parts; /* which leaves all runs whole */
+    const struct share s = by_channel ? (struct share){0, op->count} : share_of(f, op->count);
+    const struct share own = by_channel ? share_of(f, op->channels) : (struct share){0, op->channels};
+    const int first_of_share = op->tables > 1 ? f->rows_share * op->count : 0;
+    const int32_t *table = (const int32_t *)(f->constants + op->table) + first_of_share;
     const int32_t *runs = (const int32_t *)(f->constants + op->runs);
-    for (int channel = 0; channel < op->channels; channel += AT_ONCE) {
+    for (int channel = own.first; channel < own.last; channel += AT_ONCE) {
         const float *from = (const float *)locate(f, op->from) + (int64_t)channel * op->from_pitch;
         float *to = (float *)locate(f, op->to) + (int64_t)channel * op->to_pitch;
-        const int channels = op->channels - channel < AT_ONCE ? op->channels - channel : AT_ONCE;
+        const int channels = own.last - channel < AT_ONCE ? own.last - channel : AT_ONCE;
         int done = s.first;
         if (op->table == ABSENT) { /* all channels are one then */
             memcpy(to + s.first, from + s.first, (size_t)(s.last - s.first) * sizeof *to);

@@ -54,7 +54,7 @@ class NativeRunner:
 
     def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Write the output for `x` to `y`."""
-        images = x.shape[0]
+        images = x.size(0)
         if images == 0:
             return
         session = self._pool.take() or self.session(x, y)
@@ -123,7 +123,7 @@ class RowsRunner:
 
     def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Write the output for `x` to `y`."""
-        images, threads = x.shape[0], self.rows.threads
+        images, threads = x.size(0), self.rows.threads
         if images == 0:
             return
         left = images % threads

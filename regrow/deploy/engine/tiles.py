@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 
 @dataclass(frozen=True, order=True)
@@ -27,6 +28,14 @@ class Tile:
     def sums(self) -> int:
         """Registers that it takes."""
         return self.together * self.vectors
+
+
+class Sharing(IntEnum):
+    """Whose output channels threads divide: `enum sharing` of kernels.c."""
+
+    NO_CHANNELS = 0
+    OF_FEW_TILES = 1
+    OF_ALL_TILES = 2
 
 
 Shape = tuple[int, int, int, int]
@@ -102,7 +111,7 @@ class Problem:
         return self.inputs * down * across * self.lanes * 4
 
     def unevenness(self, tile: Tile) -> float:
-        """How much longer the slowest thread takes than if pixels were divided evenly: as `conv_rows` divides them."""
+        """How much longer the slowest thread takes than the average, if threads divide tiles: see `conv_share`."""
         (down, below), (across, beside) = divmod(self.rows, tile.down), divmod(self.cols, tile.across)
         rest = ((below * across, tile.across), (down * beside, tile.down), (below * beside, 1))
         own = [
@@ -112,12 +121,24 @@ class Problem:
         ]
         return max(own) * self.threads / (self.rows * self.cols)
 
-    def shares_channels(self, tile: Tile) -> bool:
-        """Whether threads divide the output channels, because there are too few tiles to divide.
+    def sharing(self, tile: Tile) -> Sharing:
+        """Whose output channels threads divide.
 
         Tiles are better: what a thread reads is then mostly what it wrote itself, in its own core's cache.
         """
-        return self.threads > 1 and self.unevenness(tile) > 1.34
+        uneven = self.unevenness(tile)
+        if uneven > 1.34:
+            return Sharing.OF_ALL_TILES
+        left_over = self.rows % tile.down or self.cols % tile.across
+        enough = self.outputs >= 2 * self.threads * tile.together
+        return Sharing.OF_FEW_TILES if uneven > 1 and enough and not left_over else Sharing.NO_CHANNELS
+
+    def waiting(self, tile: Tile) -> float:
+        """How much longer a thread takes, with those it waits for, than if all was divided evenly."""
+        uneven, sharing = self.unevenness(tile), self.sharing(tile)
+        if sharing is Sharing.OF_ALL_TILES:
+            return 1.5
+        return (1 + uneven) / 2 if sharing is Sharing.OF_FEW_TILES else uneven
 
 
 def _share(count: int, part: int, parts: int) -> int:
@@ -138,8 +159,7 @@ def cost(problem: Problem, tile: Tile) -> float:
     wasted = -(-problem.rows // tile.down) * tile.down * -(-problem.cols // tile.across) * tile.across
     spill = 2.0 if problem.footprint(tile) / tile.blocks > 2 * FIRST_LEVEL else 1.0
     busy = max(work, latency) * spill + per_group / weights
-    waiting = 1.5 if problem.shares_channels(tile) else problem.unevenness(tile)
-    return busy / tile.vectors * wasted / (problem.rows * problem.cols) * waiting
+    return busy / tile.vectors * wasted / (problem.rows * problem.cols) * problem.waiting(tile)
 
 
 def candidates(problem: Problem) -> list[Tile]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -111,8 +111,9 @@ class Writer:
     def _conv(self, step: ConvStep, tile: Tile) -> native.Conv:
         node, out = conv_node(step), step.writes[0]
         rows, cols = region_of(step)
-        shares_channels = problem_of(step, self.operands.lanes, self.threads).shares_channels(tile)
-        steps, blocks = self._walk(step, tile, self.threads if shares_channels else 1)
+        problem = replace(problem_of(step, self.operands.lanes, self.threads), rows=rows, cols=cols)
+        sharing = problem.sharing(tile)  # of all rows: threads that share an image don't run bands
+        steps, blocks = self._walk(step, tile, self.threads if sharing else 1)
         tail = node.tail
         scale, shift = (None, None) if tail is None else (tail.scale, tail.shift)
         if tail is not None:
@@ -146,7 +147,7 @@ class Writer:
             across=tile.across,
             stride_rows=step.stride[0],
             stride_cols=step.stride[1],
-            share_channels=shares_channels,
+            share_channels=sharing,
             followers=step.followers,
             band=step.band,
             prefetch=step.out is not None and buffer_bytes(step.out.whole, self.operands.lanes) > LARGE,
