@@ -5,10 +5,22 @@ from __future__ import annotations
 
 def env() -> int:
     """Print versions and machine, for bug reports."""
+    from regrow.deploy.engine.cache import cache_folder
     from regrow.train.environment import environment
 
     facts = environment()
-    for name, value in {**facts.pop("versions"), **facts}.items():
+    engine = {"compiler": _compiler(), "cache": cache_folder()}
+    for name, value in {**facts.pop("versions"), **facts, **engine}.items():
         if name != "command":
             print(f"{name:<12} {'-' if value is None else value}")
     return 0
+
+
+def _compiler() -> str | None:
+    """What the engine's kernels are built with."""
+    from regrow.deploy.engine.toolchain import NoCompilerError, find_compiler, version_of
+
+    try:
+        return version_of(find_compiler()).partition("\n")[0]
+    except NoCompilerError:
+        return None

@@ -278,5 +278,10 @@ class BasePruner:
             **{name: getattr(self, name) for name in self.shared},
         }
 
+    def __repr__(self) -> str:
+        # What is reached is counted over all processes, which a print in one of them must not wait for.
+        asked = f"{self.requested:.1%} sparsity asked of {len(self.targets)} weights"
+        return f"<{type(self).__name__} at step {self.step}: {asked}>"
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} belongs to its optimizer and cannot be copied: use state_dict()")

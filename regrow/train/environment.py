@@ -11,7 +11,10 @@ from typing import Any
 
 from regrow.version import __version__
 
-_PACKAGES = ("torch", "numpy", "tyro", "rich", "safetensors", "pyarrow", "pillow", "altair", "tensorboard", "onnx")
+_PACKAGES = (
+    *("torch", "numpy", "tyro", "rich", "safetensors", "pyarrow", "pillow", "altair", "tensorboard"),
+    *("onnx", "onnxruntime", "openvino"),
+)
 
 
 def versions() -> dict[str, str]:

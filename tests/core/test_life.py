@@ -43,6 +43,11 @@ def test_stats_tell_what_is_there(trained):
     assert stats.collapsed == ()
 
 
+def test_a_pruner_is_printed_with_where_it_is(trained):
+    pruner = trained[2]
+    assert repr(pruner) == f"<DPF at step 30: {pruner.requested:.1%} sparsity asked of {len(pruner.targets)} weights>"
+
+
 def test_flips_count_the_mask_elements_that_changed(trained):
     model, optimizer, pruner = trained
     before = pruner.masks.clone()

@@ -200,6 +200,15 @@ def test_a_rival_that_cannot_run_is_left_out(tmp_path: Path) -> None:
     assert "deepsparse" not in found.seconds
 
 
+def test_without_onnx_its_runtimes_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).eval()
+    found = compare(model, torch.randn(1, 3, 2, 2), seconds=0, deepsparse=sys.executable)
+    assert {"regrow", "torch"} <= found.seconds.keys()
+    for name in ("onnxruntime", "deepsparse"):
+        assert "onnx is not installed" in found.left_out[name]
+
+
 @pytest.mark.slow
 def test_a_sparse_network_is_compared_with_every_installed_runtime(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["bench", "resnet8", "--sparsity", "0.9", "--seconds", "1"]) == 0

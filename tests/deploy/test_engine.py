@@ -222,6 +222,20 @@ def test_two_outputs_are_refused() -> None:
         regrow.compile(Two(), torch.randn(1, 3, 8, 8))
 
 
+def test_a_model_that_decides_by_its_input_is_refused() -> None:
+    class Deciding(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(UnsupportedOperationError, match="Deciding decides by the values of its input"):
+        regrow.compile(Deciding(), torch.randn(1, 3, 8, 8), tune=False)
+
+
+def test_a_compiled_model_says_what_it_takes() -> None:
+    compiled = regrow.compile(nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).eval(), torch.ones(1, 3, 2, 2), tune=False)
+    assert repr(compiled) == "CompiledModel((3, 2, 2) -> (4,))"
+
+
 def test_without_a_compiler_torch_runs_the_plan_and_a_warning_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

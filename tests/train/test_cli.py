@@ -240,7 +240,8 @@ def test_inspect_shows_a_run_that_is_not_finished(capsys, tmp_path):
 
 
 def test_env_and_completion_say_what_they_should(capsys):
-    assert "torch" in call(capsys, "env")[1]
+    said = call(capsys, "env")[1]
+    assert all(f"\n{name} " in said for name in ("torch", "compiler", "cache"))
     for shell in ("bash", "zsh"):
         assert "weight-decay" in call(capsys, "completion", shell)[1]
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -131,15 +131,15 @@ def compare(
             tell("tuning the engine (once for each model)")
             compiled = compile(model, x[:1], threads=threads)
             tell("preparing the other runtimes")
-            path = to_plain_onnx(model, x, folder / "model.onnx")
-            found, left_out = dense_runtimes(model, x, path, threads=threads)
+            as_onnx = cache(partial(to_plain_onnx, model, x, folder / "model.onnx"))
+            found, left_out = dense_runtimes(model, x, as_onnx, threads=threads)
             contenders: dict[str, Contender] = {ENGINE: partial(compiled, x), **found}
             if deepsparse is not None:
-                rival = stack.enter_context(DeepSparse(deepsparse, path, x, threads=threads))
                 try:
+                    rival = stack.enter_context(DeepSparse(deepsparse, as_onnx(), x, threads=threads))
                     rival.burst(1, "perf_counter")
                     contenders[RIVAL] = rival
-                except ValueError as error:
+                except (ValueError, RuntimeError) as error:  # of DeepSparse, or of the ONNX exporter
                     left_out[RIVAL] = str(error)
             save(model, folder / "model.regrow")
             tell(f"measuring for {seconds:g} seconds")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,16 +18,17 @@ PACKAGES = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
 
 
 def dense_runtimes(
-    model: nn.Module, x: Tensor, path: Path, *, threads: int = 1
+    model: nn.Module, x: Tensor, as_onnx: Callable[[], Path], *, threads: int = 1
 ) -> tuple[dict[str, Run], dict[str, str]]:
     """Every runtime that has run the model on `threads` threads, and of the others why not.
 
-    `path` is the model as ONNX, from `to_plain_onnx`. torch's own two runtimes follow `torch.set_num_threads`.
+    `as_onnx` writes the model (see `to_plain_onnx`) or has written it. torch's own two runtimes follow
+    `torch.set_num_threads`.
     """
     make: dict[str, Callable[[], Run]] = {
-        "inductor": partial(inductor, model, x),
-        "onnxruntime": partial(onnx_runtime, path, x, threads),
-        "openvino": partial(openvino, path, x, threads),
+        "inductor": lambda: inductor(model, x),
+        "onnxruntime": lambda: onnx_runtime(as_onnx(), x, threads),
+        "openvino": lambda: openvino(as_onnx(), x, threads),
     }
     found: dict[str, Run] = {"torch": eager(model, x)}
     left_out: dict[str, str] = {}

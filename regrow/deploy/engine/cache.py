@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from pathlib import Path
 
 from regrow.host.disk import write_atomically
+from regrow.host.warn import warn
 
 
 def cache_folder() -> Path:
@@ -24,11 +24,10 @@ def remember(path: Path, content: bytes) -> bool:
     try:
         write_atomically(path, content)
     except OSError as error:
-        warnings.warn(
+        warn(
             f"{path.parent} cannot be written ({error.strerror or error}): what is built and measured for this model "
             "is lost when the program ends. Set REGROW_CACHE to a folder that can be.",
             RuntimeWarning,
-            stacklevel=2,
         )
         return False
     return True

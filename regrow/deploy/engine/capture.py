@@ -6,6 +6,7 @@ import inspect
 
 import torch
 from torch import fx, nn
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from regrow.deploy.engine.graph import Graph, Value
 from regrow.deploy.engine.operations import HANDLERS, Arguments
@@ -27,7 +28,13 @@ def capture(model: nn.Module, example: torch.Tensor) -> Graph:
         )
     _takes_one_tensor(model, example)
     with evaluating(model), torch.no_grad():
-        program = torch.export.export(model, (example,), strict=False)
+        try:
+            program = torch.export.export(model, (example,), strict=False)
+        except GuardOnDataDependentSymNode as error:
+            raise UnsupportedOperationError(
+                f"{type(model).__name__} decides by the values of its input what to compute (an `if`, a loop or an "
+                "index that depends on a tensor); the engine runs models that always do the same."
+            ) from error
     return _graph(program, Tracer(program, batch=example.shape[0]))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import torch
 from torch import nn
@@ -24,6 +23,7 @@ from regrow.deploy.engine.toolchain import NoCompilerError
 from regrow.deploy.engine.tune import Tuning, rows_pay, tuned
 from regrow.deploy.files import unwrapped
 from regrow.host.modes import evaluating
+from regrow.host.warn import warn
 
 WORTH_ROWS = 1_000_000
 """Multiply-accumulates in an image from which it pays, by experience, to give threads shares of its rows."""
@@ -78,11 +78,10 @@ def _runner(graph: Graph, *, threads: int, tune: bool) -> Runner:
     try:
         library = load_library()
     except NoCompilerError as error:
-        warnings.warn(
+        warn(
             f"the sparse engine needs a C compiler: {error} torch runs the model instead, as slowly as a dense one. "
             "Install gcc or clang, or set CC.",
             RuntimeWarning,
-            stacklevel=3,
         )
         return FallbackRunner(graph)
     return native_runner(graph, library, threads=threads, tune=tune)
@@ -117,9 +116,7 @@ def _on_kernels(steps: Schedule, library: Library, best: Tuning | None, *, threa
     try:
         return NativeRunner(fit_library(library, kernels), own_plan, threads=threads, divide=divide)
     except NoCompilerError as error:
-        warnings.warn(
-            f"kernels for any network run this one, more slowly than its own: {error}", RuntimeWarning, stacklevel=5
-        )
+        warn(f"kernels for any network run this one, more slowly than its own: {error}", RuntimeWarning)
     return NativeRunner(library, plan, threads=threads, divide=divide)
 
 

@@ -132,6 +132,10 @@ class CompiledModel:
             raise ValueError(f"expected a batch of {self.input_shape}, got an array of shape {tuple(shape)}")
         return shape, torch.empty((shape[0], *self.output_shape), dtype=torch.float32, device=CPU)
 
+    def __repr__(self) -> str:
+        by = "" if self.native else ", run by torch"
+        return f"CompiledModel({self.input_shape} -> {self.output_shape}{by})"
+
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
             "a compiled model belongs to its process: compile it in the other one, which the cache makes quick"
