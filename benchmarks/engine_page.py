@@ -49,9 +49,6 @@ def facts(rows: Rows) -> str:
         built = max(row.get("build s", row["build CPU s"]) for row in parts["tuning"])
         tuned = max(row["tuning s"] for row in parts["tuning"])
         told.append(f"Building the kernels takes {built:.0f} s once, and tuning a network up to {tuned:.0f} s once.")
-    if parts["threads"]:
-        told.append(f"Two threads bring a factor of {'; '.join(_gains(parts['threads']))}. The aim is 1.7.")
-        told += _most(parts["threads"])
     told += [
         f"A trained mask of {row['network']} at {row['sparsity']:.1%} runs at {row['GMAC/s']:.0f} GMAC/s, a synthetic "
         f"one with as many multiply-accumulates at {row['synthetic GMAC/s']:.0f}."
@@ -60,23 +57,26 @@ def facts(rows: Rows) -> str:
     return " ".join(told)
 
 
-def _gains(rows: Rows) -> list[str]:
-    """For each network and batch, what a second thread brings at every sparsity."""
-    gains: dict[tuple[str, int], list[str]] = {}
-    for row in rows:
-        gain = f"{row['two threads']:.2f} at {row['sparsity']:.0%}"
-        gains.setdefault((row["network"], row["batch"]), []).append(gain)
-    return [f"{', '.join(each)} ({network}, batch {batch})" for (network, batch), each in gains.items()]
+def gains(rows: Rows) -> list[dict[str, str]]:
+    """Return what a second thread brings: one line for each network and batch, one column for each sparsity."""
+    shared = [row for row in rows if row["part"] == "threads"]
+    columns = {f"{row['sparsity']:.0%}": "" for row in sorted(shared, key=lambda row: row["sparsity"])}
+    lines: dict[str, dict[str, str]] = {}
+    for row in shared:
+        name = f"{row['network']}, {row['batch']}"
+        line = lines.setdefault(name, {"two threads: network, batch": name, **columns})
+        line[f"{row['sparsity']:.0%}"] = _beside(row["two threads"], row["bar"])
+    return list(lines.values())
 
 
-def _most(rows: Rows) -> list[str]:
-    """What a second thread could bring if threads that share an image had nothing to exchange."""
-    most = [
+def most(rows: Rows) -> str:
+    """Return what a second thread could bring if threads that share an image had nothing to exchange."""
+    found = [
         f"{row['engine ms'] / row['share alone ms']:.2f} ({row['network']}, {row['sparsity']:.0%})"
         for row in rows
-        if row["two threads"] < row["bar"] and "share alone ms" in row
+        if row["part"] == "threads" and row["two threads"] < row["bar"] and "share alone ms" in row
     ]
-    return [f"A share alone, with nothing to wait for or fetch, would bring {', '.join(most)}."] if most else []
+    return f"A share alone, with nothing to wait for or fetch, would bring {', '.join(found)}." if found else ""
 
 
 def machine(limits: Rows) -> str:

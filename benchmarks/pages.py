@@ -209,8 +209,10 @@ def engine() -> str:
     parts = []
     for name, title in (("engine-avx2", "With AVX2"), ("engine", "With AVX-512")):
         result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-        table, told = markdown(engine_page.lines(result["rows"])), engine_page.facts(result["rows"])
-        parts.append(f"### {title}\n\n{engine_page.heading(result)}\n\n{table}\n{told}\n")
+        measured = result["rows"]
+        table, told = markdown(engine_page.lines(measured)), engine_page.facts(measured)
+        threads = f"{markdown(engine_page.gains(measured))}\n{engine_page.most(measured)}".rstrip()
+        parts.append(f"### {title}\n\n{engine_page.heading(result)}\n\n{table}\n{told}\n\n{threads}\n")
     limits = _rows("roofline")
     floors = markdown(engine_page.floors(limits, _rows("engine")))
     return "\n".join([*parts, f"{engine_page.machine(limits)}\n\n{floors}\n"])
