@@ -22,7 +22,7 @@ import os
 import sys
 import tempfile
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +156,7 @@ def speed(arguments: Any) -> list[Row]:
 def _speed(name: str, batch: int, arguments: Any, folder: Path, stack: contextlib.ExitStack) -> list[Row]:
     x, dense = images(name, batch), pruned(name, 0)
     contenders: dict[str, Contender] = {}
-    found, left_out = dense_runtimes(dense, x, partial(to_plain_onnx, dense, x, folder / "dense.onnx"))
+    found, left_out = dense_runtimes(dense, x, cache(partial(to_plain_onnx, dense, x, folder / "dense.onnx")))
     if left_out:  # the best of fewer would be easier to beat
         raise SystemExit(f"the bars are about all runtimes: {left_out}")
     contenders |= found

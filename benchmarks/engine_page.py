@@ -38,7 +38,7 @@ def _beside(value: float, aim: float | str) -> str:
 
 def facts(rows: Rows) -> str:
     """Return what else was measured, in sentences."""
-    parts = {name: [row for row in rows if row["part"] == name] for name in ("speed", "tuning", "threads", "trained")}
+    parts = {name: [row for row in rows if row["part"] == name] for name in ("speed", "tuning", "trained")}
     error = max(row["error"] for row in parts["speed"])
     told = [f"The largest error against torch is {error:.0e} of the largest output."]
     slower = [row["AVX2 / AVX-512"] for row in parts["speed"] if "AVX2 / AVX-512" in row]
@@ -64,7 +64,7 @@ def gains(rows: Rows) -> list[dict[str, str]]:
     lines: dict[str, dict[str, str]] = {}
     for row in shared:
         name = f"{row['network']}, {row['batch']}"
-        line = lines.setdefault(name, {"two threads: network, batch": name, **columns})
+        line = lines.setdefault(name, {"two threads (wall time): network, batch": name, **columns})
         line[f"{row['sparsity']:.0%}"] = _beside(row["two threads"], row["bar"])
     return list(lines.values())
 

@@ -22,5 +22,5 @@ def _compiler() -> str | None:
 
     try:
         return version_of(find_compiler()).partition("\n")[0]
-    except NoCompilerError:
+    except (NoCompilerError, OSError):
         return None

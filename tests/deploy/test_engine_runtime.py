@@ -25,7 +25,7 @@ from regrow.deploy.engine.problems import conv_steps, problem_of
 from regrow.deploy.engine.runners import NativeRunner
 from regrow.deploy.engine.schedule import schedule
 from regrow.deploy.engine.sessions import Division
-from regrow.deploy.engine.tiles import candidates
+from regrow.deploy.engine.tiles import Sharing, candidates
 from regrow.models import build
 from tests.deploy.networks import sparsify
 
@@ -84,6 +84,26 @@ def test_threads_that_share_an_image_give_what_one_gives(threads: int) -> None:
             runner.run(x, y)
             torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
     assert shared
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_threads_divide_the_channels_of_tiles_that_are_too_few(threads: int) -> None:
+    torch.manual_seed(0)
+    model, x = Ragged().eval(), torch.randn(1, 3, 52, 52)
+    with torch.no_grad():
+        expected = model(x)
+    library, graph = load_library(), fuse(capture(model, x))
+    steps = schedule(graph, library.lanes)
+    tiles = []
+    for problem in (problem_of(step, library.lanes, threads) for step in conv_steps(steps)):
+        offers = candidates(problem)
+        tiles.append(next((tile for tile in offers if problem.sharing(tile) is Sharing.OF_FEW_TILES), offers[0]))
+    plan = write_plan(steps, tiles, threads=threads)
+    assert any(op.kind == 0 and op.as_.conv.share_channels == Sharing.OF_FEW_TILES for op in plan.ops)
+    runner = NativeRunner(library, plan, threads=threads, divide=Division.TOGETHER)
+    y = torch.empty(1, expected.shape[1])
+    runner.run(x, y)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_results_are_single_precision_whatever_the_default() -> None:

@@ -31,20 +31,27 @@ def test_the_slowest_thread(rows: int, cols: int, tile: Tile, threads: int, unev
 
 
 @pytest.mark.parametrize(
-    ("rows", "cols", "tile", "outputs", "sharing"),
+    ("rows", "cols", "tile", "outputs", "sharing", "waiting"),
     [
-        (8, 4, Tile(1, 2, 4), 64, Sharing.NO_CHANNELS),  # two tiles for either thread
-        (7, 4, Tile(2, 1, 4), 64, Sharing.OF_FEW_TILES),  # three for either, and one for both
-        (7, 4, Tile(2, 1, 4), 7, Sharing.NO_CHANNELS),  # of which there would be too few groups of channels
-        (7, 4, Tile(1, 2, 4), 64, Sharing.NO_CHANNELS),  # who has one tile gets the row that is left
-        (7, 1, Tile(1, 7, 1), 64, Sharing.OF_ALL_TILES),
+        (8, 4, Tile(1, 2, 4), 64, Sharing.NO_CHANNELS, 1.0),  # two tiles for either thread
+        (7, 4, Tile(1, 1, 4), 64, Sharing.OF_FEW_TILES, 15 / 14),  # three for either, and one for both
+        (7, 4, Tile(1, 1, 4), 3, Sharing.NO_CHANNELS, 8 / 7),  # which has too few channels
+        (7, 4, Tile(2, 1, 4), 64, Sharing.NO_CHANNELS, 8 / 7),  # or too few groups of channels
+        (7, 4, Tile(1, 2, 4), 64, Sharing.NO_CHANNELS, 8 / 7),  # who has one tile gets the row that is left
+        (7, 1, Tile(1, 7, 1), 64, Sharing.OF_ALL_TILES, 1.5),
     ],
 )
-def test_channels_of_tiles_that_are_too_few(rows: int, cols: int, tile: Tile, outputs: int, sharing: Sharing) -> None:
+def test_channels_of_tiles_that_are_too_few(
+    rows: int, cols: int, tile: Tile, outputs: int, sharing: Sharing, waiting: float
+) -> None:
     layer = replace(problem(rows, cols, threads=2), outputs=outputs)
     assert layer.sharing(tile) is sharing
-    assert 1 <= layer.waiting(tile) <= 1.5
+    assert layer.waiting(tile) == pytest.approx(waiting)
     assert replace(layer, threads=1).sharing(tile) is Sharing.NO_CHANNELS
+
+
+def test_fewer_tiles_than_threads_are_divided_by_channels_only() -> None:
+    assert replace(problem(3, 4, threads=4), outputs=64).sharing(Tile(1, 1, 4)) is Sharing.OF_ALL_TILES
 
 
 @given(

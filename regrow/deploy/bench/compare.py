@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regrow.deploy.bench.deepsparse import DeepSparse
-from regrow.deploy.bench.runtimes import dense_runtimes, to_plain_onnx
+from regrow.deploy.bench.runtimes import could_not_run, dense_runtimes, to_plain_onnx
 from regrow.deploy.bench.turns import Contender, fastest
 from regrow.deploy.engine.build import load_library
 from regrow.deploy.engine.compiler import compile
@@ -139,8 +139,8 @@ def compare(
                     rival = stack.enter_context(DeepSparse(deepsparse, as_onnx(), x, threads=threads))
                     rival.burst(1, "perf_counter")
                     contenders[RIVAL] = rival
-                except (ValueError, RuntimeError) as error:  # of DeepSparse, or of the ONNX exporter
-                    left_out[RIVAL] = str(error)
+                except Exception as error:  # of DeepSparse, or of the ONNX exporter
+                    left_out[RIVAL] = could_not_run(error)
             save(model, folder / "model.regrow")
             tell(f"measuring for {seconds:g} seconds")
             return Comparison(

@@ -40,13 +40,13 @@ def dense_runtimes(
             run = start()
             run()  # inductor compiles in the first run
         except Exception as error:  # of whatever type, it is this runtime's end and not that of the others
-            left_out[name] = _could_not_run(error)
+            left_out[name] = could_not_run(error)
         else:
             found[name] = run
     return found, left_out
 
 
-def _could_not_run(error: Exception) -> str:
+def could_not_run(error: Exception) -> str:
     """Why a runtime is left out, in one line."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return f"could not run: {lines[0]}"

@@ -32,8 +32,8 @@ def capture(model: nn.Module, example: torch.Tensor) -> Graph:
             program = torch.export.export(model, (example,), strict=False)
         except GuardOnDataDependentSymNode as error:
             raise UnsupportedOperationError(
-                f"{type(model).__name__} decides by the values of its input what to compute (an `if`, a loop or an "
-                "index that depends on a tensor); the engine runs models that always do the same."
+                f"{type(model).__name__} decides by the values of a tensor what to compute (in an `if`, a loop or an "
+                "index); the engine runs models that always do the same."
             ) from error
     return _graph(program, Tracer(program, batch=example.shape[0]))
 

@@ -90,7 +90,7 @@ class NativeRunner:
         for _ in range(repeat):
             taken = np.zeros(len(self.plan.ops))
             session.job.seconds = taken.ctypes.data
-            session.run(session.job_address, x.data_ptr(), y.data_ptr(), x.shape[0])
+            session.run(session.job_address, x.data_ptr(), y.data_ptr(), 1)  # which only one thread may add up
             least = np.minimum(least, taken)
         session.job.seconds = None
         labels = zip(self.plan.labels, least, strict=True)

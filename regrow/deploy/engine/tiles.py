@@ -126,11 +126,12 @@ class Problem:
 
         Tiles are better: what a thread reads is then mostly what it wrote itself, in its own core's cache.
         """
-        uneven = self.unevenness(tile)
-        if uneven > 1.34:
+        uneven, tiles = self.unevenness(tile), (self.rows // tile.down) * (self.cols // tile.across)
+        if uneven > 1.34 or tiles < self.threads:
             return Sharing.OF_ALL_TILES
         left_over = self.rows % tile.down or self.cols % tile.across
-        enough = self.outputs >= 2 * self.threads * tile.together
+        # Groups of channels that stay within a thread's part have more zeros to fill up, for all tiles.
+        enough = self.outputs >= (2 if tile.together == 1 else 32 * tile.together) * self.threads
         return Sharing.OF_FEW_TILES if uneven > 1 and enough and not left_over else Sharing.NO_CHANNELS
 
     def waiting(self, tile: Tile) -> float:
