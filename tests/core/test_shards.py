@@ -75,7 +75,7 @@ def compare_masks(cases, seed):
         assert parts.flips == whole.flips
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_masks_of_shards_are_those_of_the_whole_to_the_element(size):
     run_together(size, in_group, compare_masks, 40, random.randrange(10**6))
 

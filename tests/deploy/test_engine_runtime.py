@@ -190,6 +190,7 @@ print(build.load_library().key)
 """
 
 
+@pytest.mark.slow
 def test_processes_that_build_at_the_same_time_do_not_disturb_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,7 +75,7 @@ def test_the_program_agrees_with_torch_in_every_format(tmp_path: Path, weights: 
 
 
 @NEEDS_GCC
-@pytest.mark.parametrize("lanes", [4, 8, 16, "native"])
+@pytest.mark.parametrize("lanes", ["native", *(pytest.param(lanes, marks=pytest.mark.slow) for lanes in (4, 8, 16))])
 def test_no_kernel_reads_or_writes_where_it_must_not(tmp_path: Path, lanes: int | str) -> None:
     native, sanitized = lanes == "native", ["-fsanitize=address,undefined", "-fno-sanitize-recover"]
     export = export_c(*everything(), tmp_path / "net.c", lanes=load_library().lanes if native else int(lanes))

@@ -159,8 +159,8 @@ def test_a_halo_of_columns_only_is_no_box(windows: tuple[tuple[int, int], tuple[
     check(runner_of(write_plan(steps, wide), 2, own_kernels=True), model, x)
 
 
-@pytest.mark.parametrize("name", ["resnet8", "resnet20", "wrn16-1", "vgg16"])
-@pytest.mark.parametrize("shares", [2, 4])
+@pytest.mark.parametrize("name", ["resnet8", pytest.param("resnet20", marks=pytest.mark.slow), "wrn16-1", "vgg16"])
+@pytest.mark.parametrize("shares", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_built_in_networks_on_kernels_of_their_own(name: str, shares: int) -> None:
     model, x = build(name, classes=10, size=32).eval(), torch.randn(2, 3, 32, 32)
     sparsify(model, 0.2, torch.Generator().manual_seed(0))
