@@ -68,7 +68,10 @@ def test_files_are_whole_whenever_their_writer_is_killed(tmp_path, campaign):
 @pytest.mark.slow
 @pytest.mark.parametrize("campaign", ["training", "sweeping"])
 def test_runs_end_with_the_same_bits_whenever_their_processes_are_killed(tmp_path, campaign):
-    assert CAMPAIGNS[campaign](tmp_path / "files", random.Random(campaign)).kills >= 3
+    chance, kills, times = random.Random(campaign), 0, 0
+    while kills < 3:  # a fast machine may be done before it is killed
+        kills += CAMPAIGNS[campaign](tmp_path / str(times), chance).kills
+        times += 1
 
 
 def train_or_tell(recipe, folder):
