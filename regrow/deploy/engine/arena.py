@@ -28,7 +28,7 @@ def buffer_bytes(buffer: Buffer, lanes: int) -> int:
 def arrange(plan: Schedule) -> Arena:
     """First fit, in running order: a buffer is free again after the last step that touches it, or after its chain.
 
-    So is the box of an image: threads wait for each other (`run_shared` of team.c) before the next step writes.
+    So is the box of an image: threads wait for each other (`run_shared` of shares.c) before the next step writes.
     """
     last = _last_touches(plan.steps)
     last |= {box: last[image] for image, box in plan.boxes.items()}

@@ -30,7 +30,7 @@ def _lent_vectors(image: Buffer) -> int:
 
 @dataclass
 class BorderWriter:
-    """Writes down what each step exchanges, for team.c."""
+    """Writes down what each step exchanges, for shares.c."""
 
     operands: Operands
     boxes: Mapping[Buffer, Buffer]

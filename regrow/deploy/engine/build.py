@@ -25,7 +25,7 @@ class Job(ctypes.Structure):
     """`struct job` of team.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("team", "work", "ops", "constants", "arenas")),
+        *((name, ctypes.c_void_p) for name in ("team", "run_one", "run_part", "ops", "constants", "arenas")),
         *((name, ctypes.c_int64) for name in ("arena_bytes", "x_floats", "y_floats")),
         *((name, ctypes.c_void_p) for name in ("x", "y", "seconds")),
         *((name, ctypes.c_int32) for name in ("count", "first", "last", "divide", "clock")),
@@ -42,9 +42,9 @@ class Kernels:
 
     def sources(self, units: int) -> list[str]:
         """C files that are built by themselves and linked; the first is the one that runs plans."""
-        kernels, team = kernel_source("kernels.c"), kernel_source("team.c")
+        kernels, threads = kernel_source("kernels.c"), [kernel_source("team.c"), kernel_source("shares.c")]
         shares = [self.definitions(unit, units) for unit in range(units)]
-        return ["\n".join([share, kernels, *([] if unit else [team])]) for unit, share in enumerate(shares)]
+        return ["\n".join([share, kernels, *([] if unit else threads)]) for unit, share in enumerate(shares)]
 
     def definitions(self, unit: int = 0, units: int = 1) -> str:
         """The lists that kernels.c asks for, with one in `units` kernels in this unit, and the others elsewhere."""

@@ -200,7 +200,7 @@ enum kind { CONV, GATHER, HALO, POOL, MEAN, LINEAR, POINTWISE };
 
 struct op {
     int32_t kind;
-    int64_t exchange; /* of rows between threads (team.c), or ABSENT */
+    int64_t exchange; /* of rows between threads (shares.c), or ABSENT */
     union {
         struct conv conv;
         struct gather gather;

@@ -124,7 +124,7 @@ class Op(ctypes.Structure):
 
 
 class Borders(ctypes.Structure):
-    """`struct borders` of team.c: an image of which threads exchange rows."""
+    """`struct borders` of shares.c: an image of which threads exchange rows."""
 
     _fields_: ClassVar[Fields] = [
         ("image", Planes),
@@ -134,7 +134,7 @@ class Borders(ctypes.Structure):
 
 
 class Exchange(ctypes.Structure):
-    """`struct exchange` of team.c: the images of an operation of which they do."""
+    """`struct exchange` of shares.c: the images of an operation of which they do."""
 
     _fields_: ClassVar[Fields] = [
         *((name, c_int64) for name in ("borrows", "lends", "lends_tail")),

@@ -25,7 +25,7 @@ class Division(IntEnum):
 
 
 class Team:
-    """Threads that wait for work, of any library with the same kernels.c and team.c."""
+    """Threads that wait for work, of any library with the same C files."""
 
     def __init__(self, library: Library, threads: int) -> None:
         handle = library.handle
