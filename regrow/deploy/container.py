@@ -10,12 +10,15 @@ from typing import Any
 RUN_MODEL = "model.safetensors"
 """The file in a run folder that holds the trained model."""
 
-
 PACKED = "regrow."
 """How the name of the tensor in a packed file starts, so that it is not mistaken for a tensor of a model."""
 
 MAGIC = b"grow"
 """How the bytes of that tensor start, so that it is known even where its name is damaged."""
+
+
+ZIP = b"PK\x03\x04"
+"""How the files of torch.save start, which are zip archives."""
 
 
 class FormatError(ValueError):
@@ -58,4 +61,15 @@ def opened(path: Path, framework: str) -> Iterator[Any]:
         with module.safe_open(path, framework=framework) as file:
             yield file
     except SafetensorError as error:
-        raise FormatError(f"{path} is not a safetensors file, or a damaged one: {error}.") from None
+        raise FormatError(f"{path} is not a safetensors file, or a damaged one: {error}.{_hint(path)}") from None
+
+
+def _hint(path: Path) -> str:
+    """What to do with a file of the kind that most people have."""
+    with path.open("rb") as file:
+        if file.read(len(ZIP)) != ZIP:
+            return ""
+    return (
+        " It looks like one of torch.save, which may hold code: read it with torch.load(path, weights_only=True), and"
+        " write what you get with regrow.save."
+    )

@@ -311,6 +311,13 @@ def test_a_pickle_is_refused_and_not_executed(tmp_path, monkeypatch):
     assert not (tmp_path / "trap-was-sprung").exists()
 
 
+def test_a_file_of_torch_save_is_refused_with_what_to_do_instead(tmp_path):
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "model.pt")
+    assert "torch.load(path, weights_only=True)" in refusal(tmp_path / "model.pt")
+    (tmp_path / "noise.pt").write_bytes(b"noise")
+    assert "torch.load" not in refusal(tmp_path / "noise.pt")
+
+
 def test_a_damaged_run_folder_is_refused_by_the_name_of_its_file(tmp_path):
     save_model(pruned("resnet8", 0.9), tmp_path / "model.safetensors")
     data = (tmp_path / "model.safetensors").read_bytes()
