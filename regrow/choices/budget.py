@@ -45,12 +45,20 @@ class Allotment(Budget):
         sparsity: float,
         shapes: Mapping[str, torch.Size] | None = None,
         shards: Shards = ALONE,
+        among: Mapping[str, Tensor] | None = None,
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the mask of each tensor of scores: those of least magnitude are pruned, but not below the floor."""
+        """Yield the mask of each tensor of scores: those of least magnitude are pruned, but not below the floor.
+
+        Nothing outside the masks `among` is kept, as long as they have that many units.
+        """
+        shapes = shapes or {name: score.shape for name, score in scores.items()}
+        places = None if among is None else shards.counts(among[name] for name in scores)
+        if among is not None:
+            scores = all_alive(scores, among, shards)
+        pools = self.pools(scores, sparsity, shapes, shards, places)
         if not self.floor:
-            yield from super().keep_top(scores, sparsity, shapes, shards)
+            yield from compete(scores, pools, shards)
             return
-        pools = self.pools(scores, sparsity, shapes or {name: score.shape for name, score in scores.items()}, shards)
         sizes = dict(zip(scores, shards.sizes(scores.values()), strict=True))
         for names, count in pools:
             self._check_room([sizes[name] for name in names], count, sparsity)
@@ -60,9 +68,14 @@ class Allotment(Budget):
             yield name, safe[name].masked_scatter(~safe[name], keep)
 
     def pools(
-        self, scores: Mapping[str, Tensor], sparsity: float, shapes: Mapping[str, torch.Size], shards: Shards
+        self,
+        scores: Mapping[str, Tensor],
+        sparsity: float,
+        shapes: Mapping[str, torch.Size],
+        shards: Shards,
+        places: Sequence[int] | None = None,
     ) -> list[Pool]:
-        """Return who competes with whom, and for how many places."""
+        """Return who competes with whom; no layer keeps more units than it has `places`, by default one for each."""
         if self.scope in Budget.scopes():
             return super().pools(scores, sparsity, shapes, shards)
         sizes = shards.sizes(scores.values())
@@ -70,7 +83,7 @@ class Allotment(Budget):
             shares = [row_sum(score.abs(), shards) for score in scores.values()]
         else:
             shares = [size * self._density(shapes[name]) for name, size in zip(scores, sizes, strict=True)]
-        kept = allocate(sum(sizes) - round(sum(sizes) * sparsity), shares, sizes)
+        kept = allocate(sum(sizes) - round(sum(sizes) * sparsity), shares, sizes if places is None else places)
         return [([name], size - keep) for name, size, keep in zip(scores, sizes, kept, strict=True)]
 
     def _density(self, shape: torch.Size) -> float:

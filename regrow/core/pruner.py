@@ -139,8 +139,9 @@ class BasePruner:
         )
 
     def _counts(self) -> tuple[list[int], list[int]]:
-        masks = self.masks.values()
-        return self.shards.counts(masks), self.shards.sizes(masks)
+        soft = self.memory is Memory.SOFT
+        left = [weight.left for weight in self._weights.values()] if soft else list(self.masks.values())
+        return self.shards.counts(left), self.shards.sizes(left)
 
     @contextmanager
     def dense(self) -> Iterator[None]:
@@ -177,7 +178,10 @@ class BasePruner:
 
     def detach(self) -> None:
         """Let go of the optimizer; the model stays as it is, pruned."""
-        if self._weights.shown:
+        grown = self.memory is Memory.SOFT  # weights where the mask has none: they go as well
+        if grown:
+            self._weights.forget()
+        if grown or self._weights.shown:
             self._hide()
         self._steps.remove()
         for target in self.held:

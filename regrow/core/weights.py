@@ -65,6 +65,11 @@ class Weight:
         return self.pruned if self.dense is None else self.dense
 
     @property
+    def left(self) -> Tensor:
+        """Where there is a weight: in the mask and, if what is pruned is free to grow, where it has grown since."""
+        return self.mask | (self.pruned != 0) if self.memory is Memory.SOFT else self.mask
+
+    @property
     def error(self) -> Tensor:
         """The paper's e = ŵ − w."""
         return self.pruned - self.source.to(self.pruned.device)

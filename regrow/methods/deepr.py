@@ -2,9 +2,10 @@
 
 This is the variant that DSR was compared with: an L1 gradient of 1e-5 and noise N(0, √(2ηT)) on active weights, with
 η = 0.01 and a temperature T that falls from 1e-5 to 1e-15 over training; after every step a weight that has changed
-its sign goes dormant and another one of the layer wakes up. Use an optimizer without weight decay. Different from the
-original: the optimizer's own step replaces plain gradient descent (with its momentum, which starts anew for new
-connections), and a new connection takes the sign that its gradient gives it instead of one that is fixed beforehand.
+its sign goes dormant and another one of the layer wakes up. There is no weight decay beside the L1 term. Different
+from the original: the optimizer's own step replaces plain gradient descent (with its momentum, which starts anew for
+new connections), and a new connection takes the sign that its gradient gives it instead of one that is fixed
+beforehand.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.checks import check_amount
+from regrow.host.warn import warn
 from regrow.methods.about import About
 from regrow.methods.rewire import Rewire, RewireOptions
 
@@ -52,15 +54,21 @@ class DeepR(Rewire):
         self.temperature = hot, cold
         self._before: dict[str, Tensor] = {}
         super().__init__(model, optimizer, sparsity=sparsity, every=1, total=total, **options)
+        if decays := [group["weight_decay"] for group in self.optimizer.param_groups if group.get("weight_decay")]:
+            warn(f"DeepR has its L1 term in place of weight decay, and this optimizer decays by {decays[0]:g} as well.")
 
     @torch.no_grad()
     def before_update(self) -> None:
         """Add the L1 gradient and remember the signs."""
         super().before_update()
+        if self._frozen:
+            return
+        scale = getattr(self.optimizer, "grad_scale", None)  # of gradients that a fused step is to unscale itself
+        strength = self.l1 if scale is None else self.l1 * float(scale)
         for name, target in self.targets.items():
             self._before[name] = target.held.sign()
             if target.grad is not None:
-                target.grad.add_(self._before[name], alpha=self.l1)
+                target.grad.add_(self._before[name], alpha=strength)
 
     def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Shake the active weights, drop those that crossed zero, grow as many at random where there was none."""

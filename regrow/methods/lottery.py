@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from regrow.choices.budget import Allotment, Scope, alive
+from regrow.choices.budget import Allotment, Scope
 from regrow.core.checks import check_share, check_steps
 from regrow.core.masks import Masks
 from regrow.core.schedule import check_sparsity
@@ -50,7 +50,8 @@ def level_sparsities(sparsity: float, drop: float) -> list[float]:
     """Return the sparsities of the levels, from dense to `sparsity`, each without a share `drop` of the one before."""
     levels = [0.0]
     while levels[-1] < sparsity:
-        levels.append(min(1 - (1 - levels[-1]) * (1 - drop), sparsity))
+        following = 1 - (1 - levels[-1]) * (1 - drop)
+        levels.append(following if sparsity - following > 1e-9 else sparsity)  # rounding makes no level of its own
     return levels
 
 
@@ -138,8 +139,9 @@ class LotteryTicket:
         return {**self._record(masks, result), "rewound": seen[self.rewind]}
 
     def _train_sparse(self, train: Train, rewound: dict[str, Tensor], old: Masks, sparsity: float) -> dict[str, Any]:
-        scores = {name: alive(p.detach(), old[name].to(p.device)) for name, p in self.targets.items()}
-        masks = Masks(dict(self.budget.keep_top(scores, sparsity)))
+        weights = {name: parameter.detach() for name, parameter in self.targets.items()}
+        left = {name: old[name].to(weight.device) for name, weight in weights.items()}
+        masks = Masks(dict(self.budget.keep_top(weights, sparsity, among=left)))
         self.model.load_state_dict(rewound)
         with torch.no_grad():
             for name, parameter in self.targets.items():

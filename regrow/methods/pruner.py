@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.choices.budget import Allotment, Scope, all_alive
+from regrow.choices.budget import Allotment, Scope
 from regrow.choices.carried import weight_of
 from regrow.choices.decay import Decay, DecayAtPruned, at_pruned
 from regrow.choices.score import Criterion
@@ -75,12 +75,13 @@ class Pruner(BasePruner):
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield masks that keep the units of largest score, as unit, scope and floor say; nothing outside `among`."""
         check_sparsity(sparsity, f"the schedule's value at step {self.step}")
-        units: Mapping[str, Tensor] = {n: self.units.scores(self.targets[n], score) for n, score in scores.items()}
+        targets = {name: self.targets[name] for name in scores}
+        units = {name: self.units.scores(target, scores[name]) for name, target in targets.items()}
+        whole = None
         if among is not None:
-            wholes = {name: self.units.whole(self.targets[name], among[name]) for name in units}
-            units = all_alive(units, wholes, self.shards)
-        shapes = {name: self.targets[name].param.shape for name in scores}
-        for name, keep in self.budget.keep_top(units, self.units.share(sparsity), shapes, self.shards):
+            whole = {name: self.units.whole(target, among[name]) for name, target in targets.items()}
+        shapes = {name: target.param.shape for name, target in targets.items()}
+        for name, keep in self.budget.keep_top(units, self.units.share(sparsity), shapes, self.shards, whole):
             inside = among[name] if among is not None else None
             self.requested = sparsity  # not before it is known that there are masks
             yield name, self.units.mask(self.targets[name], scores[name], keep, inside)

@@ -47,15 +47,24 @@ class RigL(Rewire):
         **options: Unpack[RewireOptions],
     ) -> None:
         self.drop = check_share("drop", drop)
+        self._gradients: dict[str, Tensor] = {}
         super().__init__(model, optimizer, sparsity=sparsity, every=every, total=total, **options)
+
+    @torch.no_grad()
+    def before_update(self) -> None:
+        """Keep the gradients of a step after which connections move: some optimizers write over them (Nesterov)."""
+        super().before_update()
+        if self.due(self.step + 1) and not self._frozen:
+            known = {name: target.grad for name, target in self.targets.items()}
+            self._gradients = {name: gradient.clone() for name, gradient in known.items() if gradient is not None}
 
     def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Drop a share of the smallest of each layer, grow as many by |gradient| (what was dropped may grow back)."""
         share = self.drop / 2 * (1 + math.cos(math.pi * t / (self.until * self.total)))
+        gradients, self._gradients = self._gradients, {}
         for name, mask in self.masks.items():
-            gradient = self.targets[name].grad
             active = self.count(mask)
             moved = int(share * active)
             kept = self.keep_largest(name, self.weights[name], mask, active - moved)
-            score = torch.zeros_like(self.weights[name]) if gradient is None else gradient
+            score = gradients.get(name, torch.zeros_like(mask, dtype=torch.float32))
             yield name, kept | self.keep_largest(name, score, ~kept, moved)

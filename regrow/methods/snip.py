@@ -8,9 +8,9 @@ initialisation (`Fixed(fresh_model, optimizer, pruner.masks)`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -71,12 +71,20 @@ class SNIP(Pruner):
             self._refresh()
         super().before_update()  # after scoring: weight decay is no part of the loss that scores
 
+    def extra_state(self) -> dict[str, Any]:
+        """Return whether the masks are made."""
+        return {"scored": self._scored}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `extra_state` returned."""
+        self._scored = state.get("scored", False)  # which states of older versions leave to the number of steps
+
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the weights of largest |g·w|."""
         gradients, self._gradients, self._scored = self._gradients, {}, True
         scores = {}
         for name, weight in self.weights.items():
-            gradient = gradients[self.targets[name].param]
+            gradient = gradients.get(self.targets[name].param)  # there is none where nothing is trained
             scores[name] = torch.zeros_like(weight) if gradient is None else gradient * weight
         return self.keep_top(scores, self.schedule(t))
 

@@ -61,7 +61,8 @@ class SparseMomentum(Rewire):
         active = dict(zip(masks, self.shards.counts(masks.values()), strict=True))
         sums = [row_sum(self.momentum(name).abs() * mask, self.shards) for name, mask in masks.items()]
         means = [total / max(count, 1) for total, count in zip(sums, active.values(), strict=True)]
-        rate = 0.005 + max(self.rate - 0.005, 0) * (1 + math.cos(math.pi * t / self.total)) / 2
+        least = min(0.005, self.rate)
+        rate = least + (self.rate - least) * (1 + math.cos(math.pi * t / self.total)) / 2
         kept, free, moved = {}, [], 0
         for (name, mask), mean in zip(masks.items(), means, strict=True):
             size = self.targets[name].param.numel()

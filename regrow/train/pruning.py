@@ -15,7 +15,7 @@ from regrow.core.schedule import Schedule
 from regrow.deploy.files import load_model
 from regrow.host.hints import did_you_mean
 from regrow.host.targets import find_targets, named_parameters
-from regrow.methods import Dense, Feedback, Fixed, Pruner
+from regrow.methods import SFP, Dense, Feedback, Fixed, Pruner
 from regrow.methods.registry import find_method, method_options
 from regrow.train.config import Recipe, RecipeError
 
@@ -45,6 +45,11 @@ def make_pruner(recipe: Recipe, model: nn.Module, optimizer: Optimizer, steps: i
     known = method_options(method)
     options = {**_time(recipe, method, known, steps), **_options(recipe, method, known)}
     pruner: Pruner = method(model, optimizer, **options)
+    if method is SFP and steps % pruner.every:
+        raise RecipeError(
+            f"sfp is sparse only when it has just made a mask, as it should be when it is evaluated: every must divide "
+            f"the {steps} steps of an epoch, got {pruner.every}"
+        )
     return pruner
 
 

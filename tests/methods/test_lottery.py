@@ -1,5 +1,6 @@
 """The lottery ticket procedure over real trainings, and found masks trained from scratch."""
 
+import itertools
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 
 import regrow
 from regrow.analysis import account
+from regrow.methods.lottery import level_sparsities
 from tests.core.reference import stable_masks
 from tests.methods.networks import Training, steps
 
@@ -196,3 +198,19 @@ def test_as_many_flops_are_more_steps_for_a_model_that_is_sparse_from_the_start(
     assert count == round(sum(costs) / final) > 100
     assert regrow.steps_of_equal_flops(model, masks, (2, 4, 4), schedule=regrow.Constant(0.9), steps=100) == 100
     assert regrow.steps_of_equal_flops(model, masks, (2, 4, 4), schedule=regrow.Constant(0.0), steps=100) == 100
+
+
+@pytest.mark.parametrize("levels", [1, 2, 5, 9])
+@pytest.mark.parametrize("drop", [0.1, 0.2, 0.5])
+def test_a_sparsity_that_whole_levels_reach_takes_no_more_of_them(levels, drop):
+    sparsity = 1 - (1 - drop) ** levels
+    found = level_sparsities(sparsity, drop)
+    assert len(found) == 1 + levels
+    assert found[-1] == sparsity
+
+
+@pytest.mark.parametrize("scope", ["global", "layer", "er", "erk", "redistributed"])
+def test_what_a_level_has_lost_no_later_one_has(scope):
+    levels = regrow.LotteryTicket(TRAINING.model(), 0.3, drop=0.01, scope=scope).run(train)
+    for before, after in itertools.pairwise(levels):
+        assert not any(bool((mask & ~before.masks[name]).any()) for name, mask in after.masks.items())

@@ -32,6 +32,25 @@ def test_incremental_prunes_exactly_what_the_ramp_asks_and_gives_nothing_back(tr
         before = pruner.masks.clone()
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    training=trainings(),
+    final=st.floats(0.1, 0.9),
+    scope=st.sampled_from(["er", "erk", "redistributed"]),
+    unit=st.sampled_from(["weight", "filter"]),
+)
+def test_incremental_gives_nothing_back_however_layers_share_what_is_left(training, final, scope, unit):
+    model = training.model()
+    optimizer = training.optimizer(model)
+    pruner = regrow.Incremental(model, optimizer, sparsity=regrow.Cubic(final, end=20), every=1, scope=scope, unit=unit)
+    before = pruner.masks.clone()
+    for _ in steps(model, optimizer, 22):
+        assert not any(bool((mask & ~before[name]).any()) for name, mask in pruner.masks.items())
+        before = pruner.masks.clone()
+    if unit == "weight":
+        assert before.total - before.kept == round(before.total * final)
+
+
 def test_incremental_never_revives_a_pruned_weight_for_one_that_happens_to_be_zero():
     layer = nn.Linear(6, 1, bias=False)
     with torch.no_grad():

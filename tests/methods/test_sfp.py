@@ -63,3 +63,19 @@ def test_a_frozen_model_is_pruned_at_once():
     assert any(weights[name][~mask].any() for name, mask in pruner.masks.items())
     pruner.freeze()
     assert not any(weights[name][~mask].any() for name, mask in pruner.masks.items())
+
+
+def test_what_has_grown_since_the_last_mask_is_counted_and_goes_when_the_pruner_does():
+    model = small_cnn()
+    optimizer = sgd(model)
+    pruner = regrow.SFP(model, optimizer, sparsity=0.5, every=4)
+    train(model, optimizer, batches(4))
+    assert pruner.sparsity == pruner.masks.sparsity
+    train(model, optimizer, batches(2))
+    weights = dict(model.named_parameters())
+    zeros = {name: (weights[name] == 0).double().mean().item() for name in pruner.masks}
+    assert pruner.stats().layers == pytest.approx(zeros)
+    assert pruner.sparsity < pruner.masks.sparsity
+    pruner.detach()
+    assert not any(weights[name][~mask].any() for name, mask in pruner.masks.items())
+    assert pruner.sparsity == pruner.masks.sparsity

@@ -127,3 +127,28 @@ def test_the_first_step_is_the_same_wherever_weight_decay_is_taken(closure):
         assert optimizer.param_groups[0]["weight_decay"] == 0.5
         ends.append(list(model.parameters()))
     assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(*ends, strict=True))
+
+
+def test_a_state_from_before_the_first_step_is_not_scored_again():
+    model, other = TRAINING.model(), TRAINING.model()
+    x, y = batch()
+    pruner = regrow.SNIP(
+        model, TRAINING.optimizer(model), sparsity=0.8, loss=lambda: nn.functional.cross_entropy(model(x), y)
+    )
+    optimizer = TRAINING.optimizer(other)
+    resumed = regrow.SNIP(other, optimizer, sparsity=0.8)
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(pruner.state_dict())
+    list(steps(other, optimizer, 1, start=0))
+    assert all(torch.equal(mask, pruner.masks[name]) for name, mask in resumed.masks.items())
+
+
+def test_a_frozen_layer_has_no_gradient_and_goes_first():
+    model = TRAINING.model()
+    model[0].weight.requires_grad_(False)
+    x, y = batch()
+    with pytest.warns(UserWarning, match="all of 0.weight is pruned"):
+        pruner = regrow.SNIP(
+            model, TRAINING.optimizer(model), sparsity=0.8, loss=lambda: nn.functional.cross_entropy(model(x), y)
+        )
+    assert pruner.stats().layers["0.weight"] == 1

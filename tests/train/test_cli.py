@@ -1,5 +1,6 @@
 """The command line as people call it, with its mistakes."""
 
+import re
 import subprocess
 import sys
 
@@ -281,3 +282,10 @@ def test_closed_output_is_no_error():
     command = f"{sys.executable} -m regrow --version >&-"
     done = subprocess.run(command, shell=True, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_soft_filter_pruning_is_evaluated_only_when_it_has_just_pruned(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, said = call(capsys, "train", "digits", *QUICK_OPTIONS, "--method", "sfp", "--every", "7")
+    assert code == 2
+    assert re.search(r"every must divide the \d+ steps of an epoch, got 7", said)

@@ -1,5 +1,7 @@
 """TensorBoard gets the curves of a run once."""
 
+import time
+
 import pytest
 
 from regrow.train.run import run
@@ -30,6 +32,7 @@ def test_the_events_of_a_resumed_run_are_those_of_the_whole(tmp_path):
     with pytest.raises(EnoughError):
         run(QUICK, tmp_path / "run", listeners=[watcher, leave])
     watcher.close()
+    time.sleep(1)  # event files are ordered by the second in which they were begun
     result = run(QUICK, tmp_path / "run", listeners=[TensorBoard()])
     top1 = curve(tmp_path / "run", "top1")
     assert list(top1) == [1, 2, 3]
