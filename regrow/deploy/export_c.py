@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -26,7 +25,7 @@ from regrow.deploy.engine.schedule import schedule
 from regrow.deploy.engine.steps import Schedule
 from regrow.deploy.engine.tiles import Shape, shapes_of
 from regrow.deploy.engine.weights import Format, rounded
-from regrow.deploy.files import unwrapped
+from regrow.deploy.prepared import check_same, distance, output_of, prepared
 from regrow.host.disk import write_atomically
 
 BITS = {"fp32": 32, "fp16": 16, "int8": 8}
@@ -68,14 +67,19 @@ def export_c(
         raise ValueError(f"weights must be one of {', '.join(BITS)}, got {weights!r}")
     if lanes not in (4, 8, 16):
         raise ValueError(f"lanes must be 4, 8 or 16, got {lanes}")
-    if len(example_input) == 0:
+    if re.search(r'["\\\x00-\x1f]', path.name):
+        raise ValueError(f"a C file cannot include one called {path.name!r}: use another name")
+    model, examples = prepared(model, example_input)
+    if len(examples) == 0:
         raise ValueError("example_input must hold at least one image")
-    example = example_input.detach().to("cpu", torch.float32)[:1].contiguous()
-    exact = fuse(capture(unwrapped(model), example))
+    example = examples[:1].contiguous()
+    exact = fuse(capture(model, example))
     graph = _rounded(exact, weights)
+    expected = output_of(model, example)
+    check_same(TorchRunner(exact)(example), expected)
     steps = schedule(graph, lanes)  # without joining shortcuts: int8 weights have one scale for each output channel
     plan = write_plan(steps, weights=weights)
-    expected, y = TorchRunner(exact)(example), TorchRunner(graph)(example)
+    y = TorchRunner(graph)(example)
     name = _identifier(path.stem)
     header, main = path.with_suffix(".h"), path.with_name(f"{path.stem}_main.c")
     write_atomically(path, _source(name, header.name, plan, _shapes(steps, plan), BITS[weights]).encode())
@@ -87,7 +91,7 @@ def export_c(
         main,
         flash=plan.constants.nbytes + ctypes.sizeof(plan.ops),
         ram=plan.arena_bytes,
-        error=float((y - expected).abs().max() / expected.abs().max().clamp(min=1e-6)),
+        error=distance(y, expected),
     )
 
 
@@ -107,12 +111,11 @@ def _rounded(graph: Graph, weights: Format) -> Graph:
 
 def _rounded_weight(node: Conv | Linear, weights: Format) -> Tensor:
     """A layer's weights, batch norm included, as the format can express them; a ValueError if it cannot."""
-    finite = node.weight.isfinite()
-    if weights == "int8" and not bool(finite.all()):
-        raise ValueError(f"{node.name!r} has weights that are not finite, which int8 cannot hold; use weights='fp32'.")
+    if not bool(node.weight.isfinite().all()):
+        raise ValueError(f"{node.name!r} has weights that are not finite.")
     weight = rounded(node.weight, weights)
-    if bool((weight.isinf() & finite).any()):
-        peak = node.weight[finite].abs().max().item()
+    if bool(weight.isinf().any()):
+        peak = node.weight.abs().max().item()
         raise ValueError(
             f"{node.name!r} has weights up to {peak:.3g}, beyond the range of {weights}; use weights='fp32'."
         )

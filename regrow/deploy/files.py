@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regrow.deploy.container import MAGIC, PACKED, FormatError, locate, opened, read_json, safetensors
+from regrow.deploy.prepared import unwrapped
 from regrow.deploy.rebuild import assemble, difference, from_json, skeleton, to_json
 from regrow.host.disk import write_atomically
 from regrow.models import Architecture
@@ -73,17 +74,6 @@ def contents(
             " Save model.state_dict() to keep the tensors without the architecture."
         )
     return state, architecture
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel, DataParallel and torch.compile."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
-            model = inner
-        else:
-            return model
 
 
 def _plain(name: str, value: object) -> Tensor:

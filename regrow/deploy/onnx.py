@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from regrow.deploy.exportable import any_batch, exportable
 from regrow.host.disk import write_atomically
@@ -94,8 +95,7 @@ def _compare(network: nn.Module, inputs: tuple[Tensor, ...], data: bytes) -> Non
         results = session.run(None, {name: value.numpy() for name, value in zip(names, batch, strict=True)})
         with torch.no_grad():
             expected = network(*batch)  # last: it may change its input in place
-        outputs = expected if isinstance(expected, tuple | list) else [expected]
-        for result, output in zip(results, outputs, strict=True):
+        for result, output in zip(results, pytree.tree_leaves(expected), strict=True):
             _agree(result, output.numpy(), size)
 
 

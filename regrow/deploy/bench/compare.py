@@ -20,6 +20,7 @@ from regrow.deploy.engine.compiler import compile
 from regrow.deploy.engine.model import Profile
 from regrow.deploy.engine.toolchain import NoCompilerError
 from regrow.deploy.pack import save
+from regrow.deploy.prepared import inference, prepared
 
 ENGINE = "regrow"
 RIVAL = "deepsparse"
@@ -122,11 +123,12 @@ def compare(
     `deepsparse` is the Python of an environment with DeepSparse 1.8. `tell` hears what is going on, for whoever waits.
     `torch.set_num_threads` is changed meanwhile.
     """
+    model, x = prepared(model, x)
     weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+        with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack, inference(model):
             folder = Path(temporary)
             tell("tuning the engine (once for each model)")
             compiled = compile(model, x[:1], threads=threads)

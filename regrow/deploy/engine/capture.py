@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from regrow.deploy.engine.graph import Graph, Value
 from regrow.deploy.engine.operations import HANDLERS, Arguments
 from regrow.deploy.engine.tracer import Tracer, UnsupportedOperationError
-from regrow.host.modes import evaluating
+from regrow.deploy.prepared import inference
 
 __all__ = ["UnsupportedOperationError", "capture"]
 
@@ -27,7 +27,7 @@ def capture(model: nn.Module, example: torch.Tensor) -> Graph:
             f"got shape {tuple(example.shape)}"
         )
     _takes_one_tensor(model, example)
-    with evaluating(model), torch.no_grad():
+    with inference(model):
         try:
             program = torch.export.export(model, (example,), strict=False)
         except GuardOnDataDependentSymNode as error:
@@ -35,6 +35,11 @@ def capture(model: nn.Module, example: torch.Tensor) -> Graph:
                 f"{type(model).__name__} decides by the values of a tensor what to compute (in an `if`, a loop or an "
                 "index); the engine runs models that always do the same."
             ) from error
+    if not program.call_spec.out_spec.is_leaf():
+        raise UnsupportedOperationError(
+            f"the engine runs models that return one tensor; {type(model).__name__} returns it in a "
+            f"{program.call_spec.out_spec.type.__name__}."
+        )
     return _graph(program, Tracer(program, batch=example.shape[0]))
 
 
@@ -70,8 +75,7 @@ def _call(node: fx.Node, tracer: Tracer) -> None:
     handler(tracer, node, _arguments(node))
     first = node.args[0] if node.args else None
     if name.endswith("_") and isinstance(first, fx.Node):
-        # An operation in place: whoever reads its operand later means the new value.
-        tracer.values[first] = tracer.values[node]
+        tracer.overwrite(first, node)
 
 
 def _arguments(node: fx.Node) -> Arguments:

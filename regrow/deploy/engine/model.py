@@ -112,7 +112,9 @@ class CompiledModel:
     def __call__(self, x: torch.Tensor | NDArray[Any]) -> torch.Tensor | NDArray[np.float32]:
         """The model's output for the batch `x`."""
         if isinstance(x, np.ndarray):
-            result: NDArray[np.float32] = self(torch.from_numpy(x)).numpy()
+            array = np.ascontiguousarray(x, np.float32)
+            own = array if array.flags.writeable else array.copy()  # torch does not take what must not be written
+            result: NDArray[np.float32] = self(torch.from_numpy(own)).numpy()
             return result
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"expected a torch tensor or a numpy array, got {type(x).__name__}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -173,16 +174,16 @@ def _adaptive_avg_pool2d(tracer: Tracer, node: fx.Node, args: Arguments) -> None
 
 def _mean(tracer: Tracer, node: fx.Node, args: Arguments) -> None:
     x = tracer.value(node, args["self"])
-    dims = {int(d) % 4 for d in args["dim"] or ()}
-    if len(x.shape) != 3 or dims != {2, 3}:
-        raise tracer.unsupported(
-            node, f"The engine averages over height and width (dim=(2, 3)), got dim={args['dim']}."
-        )
+    dims = args.get("dim") or ()
+    if len(x.shape) != 3 or {int(d) % 4 for d in dims} != {2, 3}:
+        got = f"dim={tuple(dims)}" if dims else "all dimensions"
+        raise tracer.unsupported(node, f"The engine averages over height and width (dim=(2, 3)), got {got}.")
     tracer.add(node, Mean, x)
 
 
 def _reshape(tracer: Tracer, node: fx.Node, args: Arguments) -> None:
     tracer.add(node, Reshape, tracer.value(node, args["self"]))
+    tracer.share(node, args["self"])
 
 
 def _cat(tracer: Tracer, node: fx.Node, args: Arguments) -> None:
@@ -192,8 +193,36 @@ def _cat(tracer: Tracer, node: fx.Node, args: Arguments) -> None:
     tracer.add(node, Concat, parts)
 
 
-def _dropped(tracer: Tracer, node: fx.Node, args: Arguments) -> None:
-    tracer.same(node, args.get("self", args.get("input")))
+def _index_select(tracer: Tracer, node: fx.Node, args: Arguments) -> None:
+    """Lay out the channels that a layer has computed, as `regrow.shrink` does: the same as laying out its weights."""
+    index = tracer.constant(args["index"])
+    x = tracer.value(node, args["self"])
+    layer = next((made for made in tracer.nodes if made.out is x), None)
+    alone = len(args["self"].users) == 1
+    if index is None or args["dim"] % (len(x.shape) + 1) != 1 or not alone or not isinstance(layer, Conv | Linear):
+        raise tracer.unsupported(
+            node, "The engine selects channels (dim=1) by a constant index, of what only this reads of a convolution."
+        )
+    if isinstance(layer, Conv) and layer.groups > 1:
+        raise tracer.unsupported(node, "The convolution that it reads has groups.")
+    rows = index.long()
+    tracer.nodes.remove(layer)
+    tracer.nodes.append(replace(layer, out=tracer.new_value(node), weight=layer.weight[rows], bias=layer.bias[rows]))
+
+
+def _same(tracer: Tracer, node: fx.Node, args: Arguments) -> None:
+    tracer.same(node, args["self"])
+    tracer.share(node, args["self"])
+
+
+def _copy(tracer: Tracer, node: fx.Node, args: Arguments) -> None:
+    tracer.same(node, args["self"])
+
+
+def _dropout(tracer: Tracer, node: fx.Node, args: Arguments) -> None:
+    if args["train"]:
+        raise tracer.unsupported(node, "It drops at random in evaluation mode too: pass training=self.training.")
+    _same(tracer, node, {"self": args["input"]})
 
 
 HANDLERS: dict[str, Callable[[Tracer, fx.Node, Arguments], None]] = {
@@ -222,10 +251,11 @@ HANDLERS: dict[str, Callable[[Tracer, fx.Node, Arguments], None]] = {
     "squeeze": _reshape,
     "unsqueeze": _reshape,
     "cat": _cat,
-    "dropout": _dropped,
-    "feature_dropout": _dropped,
-    "contiguous": _dropped,
-    "clone": _dropped,
-    "detach": _dropped,
-    "alias": _dropped,
+    "index_select": _index_select,
+    "dropout": _dropout,
+    "feature_dropout": _dropout,
+    "contiguous": _same,
+    "clone": _copy,
+    "detach": _same,
+    "alias": _same,
 }

@@ -21,6 +21,7 @@ class Tracer:
         self.batch = batch
         self.nodes: list[Node] = []
         self.values: dict[fx.Node, Value] = {}
+        self.owners: dict[fx.Node, fx.Node] = {}  # of the memory that nodes share with another one
         self.constants = _constants(program)
 
     def input(self, node: fx.Node) -> None:
@@ -55,6 +56,8 @@ class Tracer:
 
     def value(self, node: fx.Node, operand: Any) -> Value:
         """The value that an operand stands for."""
+        if operand in self.owners and operand not in self.values:
+            raise self.unsupported(node, f"Its operand '{operand}' was changed in place through another view of it.")
         if operand not in self.values:
             raise self.unsupported(node, f"Its operand '{operand}' is not computed from the input.")
         return self.values[operand]
@@ -62,6 +65,25 @@ class Tracer:
     def same(self, node: fx.Node, operand: Any) -> None:
         """Let `node` stand for its operand."""
         self.values[node] = self.value(node, operand)
+
+    def share(self, node: fx.Node, operand: fx.Node) -> None:
+        """Remember that `node` may lie in the memory of its operand."""
+        owner = self.owners.setdefault(operand, operand)
+        self.owners[node] = owner
+
+    def overwrite(self, operand: fx.Node, node: fx.Node) -> None:
+        """Let `node` take its operand's place, as an operation in place does, for all who read the operand later.
+
+        Others that are the same tensor change with it. Other views change too, in a way that is not followed: whoever
+        reads one of them again is refused.
+        """
+        before, owner = self.values[operand], self.owners.get(operand, operand)
+        for other in [operand, *(other for other, its in self.owners.items() if its is owner)]:
+            if self.values.get(other) is before:
+                self.values[other] = self.values[node]
+            else:
+                self.values.pop(other, None)
+        self.share(node, operand)
 
     def add(self, node: fx.Node, kind: type[Node], /, *args: Any, **options: Any) -> None:
         """Append a graph node that makes a new value."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from regrow.deploy.files import unwrapped
+from regrow.deploy.prepared import unwrapped
 from regrow.deploy.shrink.capture import UntraceableError, capture
 from regrow.deploy.shrink.operations import analyse
 from regrow.deploy.shrink.plan import make_plan
