@@ -209,7 +209,8 @@ class Weights(dict[str, Weight]):
             if weight.adopt() and not unseen:
                 warn(
                     f"{name} was given new weights since the last step, some where it is pruned. They are taken as its "
-                    "dense weights and pruned after this step; attach the pruner after loading."
+                    "dense weights and pruned after this step. Attach the pruner after loading, and a new one to an "
+                    "optimizer that takes the place of its own."
                 )
 
 

@@ -84,7 +84,8 @@ def zero_outside(masks: Mapping[str, Tensor], model: nn.Module) -> None:
 def find_targets(model: nn.Module, spec: TargetSpec = None, *, include_last: bool = False) -> list[Target]:
     """Return the parameters to prune, in the model's order.
 
-    By default these are the weights of every convolution and linear layer but the last linear one (Section 5.1).
+    By default these are the weights of every convolution and linear layer but the last linear one (Section 5.1), as far
+    as they are trained: nothing could grow back in those that are frozen.
     `spec` can be a name, a glob, several of them, or a predicate `(name, parameter) -> bool`; a name may be that of a
     parameter or of the module that owns it.
     """
@@ -133,7 +134,16 @@ def _default_names(model: nn.Module, parameters: dict[str, Parameter], include_l
             "weight_norm, torch.nn.utils.prune): it is not pruned. Remove that first, or choose others with targets=..."
         )
     weights = {id(module._parameters.get("weight")) for module in layers.values()}
-    return {name for name, parameter in parameters.items() if id(parameter) in weights}
+    chosen = [name for name, parameter in parameters.items() if id(parameter) in weights]
+    trained = [name for name in chosen if parameters[name].requires_grad]
+    if not trained:  # a model for inference, of which all is meant
+        return set(chosen)
+    if frozen := [name for name in chosen if name not in trained]:
+        warn(
+            f"{frozen[0]} ({len(frozen)} in all) is frozen (requires_grad=False): it is not pruned, as nothing could "
+            "grow back in it. To prune it all the same, name it with targets=..."
+        )
+    return set(trained)
 
 
 def _matching_names(parameters: dict[str, Parameter], patterns: list[str]) -> set[str]:

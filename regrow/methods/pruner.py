@@ -61,6 +61,8 @@ class Pruner(BasePruner):
         if any(self._decay or getattr(other, "_decay", None) for other in others):
             raise ValueError("decay='pruned' concerns a whole optimizer: give it one pruner for all its weights")
         self.budget, self.units = Allotment(scope, floor), parse_unit(unit, self.criterion, channels=channels)
+        if criterion is not None and unit != "filter":
+            raise ValueError(f"criterion={criterion!r} ranks filters: it goes with unit='filter', not unit={unit!r}")
         schedule = as_schedule(sparsity)
         self.units.check(schedule)
         found = find_targets(model, targets, include_last=include_last)

@@ -333,3 +333,25 @@ def test_a_pruner_without_targets_is_refused():
     model = small_cnn()
     with pytest.raises(ValueError, match="a pruner needs at least one target"):
         BasePruner(model, sgd(model), sparsity=0.5, targets=[])
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_frozen_weights_are_left_alone_unless_they_are_chosen(held):
+    model = small_cnn()
+    names = list(regrow.DPF(model, sgd(model), sparsity=0.5).masks)
+    model = small_cnn()
+    model.get_parameter(names[0]).requires_grad_(False)
+    parameters = [p for p in model.parameters() if held or p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    with pytest.warns(UserWarning, match=rf"{names[0]} \(1 in all\) is frozen.*targets="):
+        pruner = regrow.DPF(model, optimizer, sparsity=0.5)
+    assert list(pruner.masks) == names[1:]
+    pruner.detach()
+    if held:
+        assert list(regrow.DPF(model, optimizer, sparsity=0.5, targets=names).masks) == names
+
+
+def test_a_criterion_for_filters_is_refused_where_there_are_none():
+    model = small_cnn()
+    with pytest.raises(ValueError, match="criterion='l1' ranks filters: it goes with unit='filter', not unit='weight'"):
+        regrow.DPF(model, sgd(model), sparsity=0.5, criterion="l1")

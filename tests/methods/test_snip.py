@@ -143,12 +143,11 @@ def test_a_state_from_before_the_first_step_is_not_scored_again():
     assert all(torch.equal(mask, pruner.masks[name]) for name, mask in resumed.masks.items())
 
 
-def test_a_frozen_layer_has_no_gradient_and_goes_first():
+def test_a_frozen_layer_that_is_chosen_has_no_gradient_and_goes_first():
     model = TRAINING.model()
     model[0].weight.requires_grad_(False)
     x, y = batch()
-    with pytest.warns(UserWarning, match="all of 0.weight is pruned"):
-        pruner = regrow.SNIP(
-            model, TRAINING.optimizer(model), sparsity=0.8, loss=lambda: nn.functional.cross_entropy(model(x), y)
-        )
+    loss = lambda: nn.functional.cross_entropy(model(x), y)  # noqa: E731
+    with pytest.warns(UserWarning, match=r"all of 0\.weight is pruned"):
+        pruner = regrow.SNIP(model, TRAINING.optimizer(model), sparsity=0.8, loss=loss, targets=["0", "3", "7"])
     assert pruner.stats().layers["0.weight"] == 1
