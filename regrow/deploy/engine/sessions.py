@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
 from regrow.deploy.engine.build import Job, Library
-from regrow.deploy.engine.memory import Block, allocate
+from regrow.deploy.engine.memory import allocate
 from regrow.deploy.engine.plan import Plan
 from regrow.host.cores import cores
 
@@ -50,7 +50,6 @@ class Session:
         self,
         library: Library,
         plan: Plan,
-        constants: Block,
         team: Team,
         *,
         floats: tuple[int, int],
@@ -64,7 +63,7 @@ class Session:
         self.job = Job(
             team=team.address,
             ops=ctypes.addressof(plan.ops),
-            constants=constants.address,
+            constants=plan.constants.ctypes.data,
             arenas=self.arenas.address,
             arena_bytes=arena_bytes,
             x_floats=floats[0],

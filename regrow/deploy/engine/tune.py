@@ -22,7 +22,7 @@ from regrow.deploy.engine.runners import NativeRunner, usual_division
 from regrow.deploy.engine.sessions import Division
 from regrow.deploy.engine.steps import Schedule
 from regrow.deploy.engine.tiles import Problem, Tile, candidates
-from regrow.deploy.engine.writer import Walks
+from regrow.deploy.engine.writer import Once
 from regrow.host.cores import cores
 
 ROUNDS = 24
@@ -129,7 +129,7 @@ class _Tuner:
         self.nonzeros = [max(1.0, problem.nonzeros_per_output) for problem in problems]
         self.offers = [candidates(family)[: ROUNDS * len(members)] for family, members in families.items()]
         self.taken: list[dict[Tile, list[float]]] = [{} for _ in self.families]
-        self.walks: Walks = {}
+        self.once = Once()
         self.x, self.y = noise(*shapes)
         self.start = time.thread_time()
 
@@ -145,23 +145,27 @@ class _Tuner:
 
     def runner(self, tiles: Sequence[Tile]) -> NativeRunner:
         # Measured by the processor time that it gets: a busy machine then misleads nobody.
-        plan = write_plan(self.plan, tiles, walks=self.walks)
+        plan = write_plan(self.plan, tiles, once=self.once)
         return NativeRunner(self.library, plan, clock=time.CLOCK_THREAD_CPUTIME_ID)
+
+    def taken_with(self, tiles: Sequence[Tile]) -> list[float]:
+        """What each convolution takes; two runners at the same time would take as much memory again."""
+        runner = self.runner(tiles)
+        layers = runner.profile(self.x, self.y, _repeats(runner, self.x, self.y)).layers
+        # What no tile changes tells how fast the processor is just now: on a shared machine that comes and goes.
+        pace = sum(layer.seconds for layer in layers if layer.kind != "conv") or 1.0
+        return [
+            (layer.seconds + sum(layers[halo].seconds for halo in separate_halos(runner.plan, number))) / pace
+            for number, layer in enumerate(layers)
+            if layer.kind == "conv"
+        ]
 
     def measure(self, offers: list[list[Tile]], seconds: float, match: int = 0) -> None:
         for turn in range(min(ROUNDS, max((len(offer) for offer in offers), default=0))):
             if time.thread_time() > self.start + seconds and all(self.taken):
                 return
             tried = dealt(offers, self.families, turn, match)
-            runner = self.runner(tried)
-            layers = runner.profile(self.x, self.y, _repeats(runner, self.x, self.y)).layers
-            # What no tile changes tells how fast the processor is just now: on a shared machine that comes and goes.
-            pace = sum(layer.seconds for layer in layers if layer.kind != "conv") or 1.0
-            convolutions = [
-                (layer.seconds + sum(layers[halo].seconds for halo in separate_halos(runner.plan, number))) / pace
-                for number, layer in enumerate(layers)
-                if layer.kind == "conv"
-            ]
+            convolutions = self.taken_with(tried)
             for members, taken in zip(self.families, self.taken, strict=True):
                 for number in members:
                     taken.setdefault(tried[number], []).append(convolutions[number] / self.nonzeros[number])
