@@ -39,7 +39,7 @@ class Plan:
 
 
 def write_plan(
-    plan: Schedule,
+    schedule: Schedule,
     tiles: Sequence[Tile] | None = None,
     *,
     threads: int = 1,
@@ -52,19 +52,19 @@ def write_plan(
     layers gives all of them the same `once`.
     """
     if tiles is None:
-        tiles = [choose(problem_of(step, plan.lanes, threads)) for step in conv_steps(plan)]
-    operands = Operands(plan.lanes, arrange(plan), weights)
-    borders = BorderWriter(operands, plan.boxes)
-    writer = Writer(operands, threads, once or Once(), plan.shares, borders)
+        tiles = [choose(problem_of(step, schedule.lanes, threads)) for step in conv_steps(schedule)]
+    operands = Operands(schedule.lanes, arrange(schedule), weights)
+    borders = BorderWriter(operands, schedule.boxes)
+    writer = Writer(operands, threads, once or Once(), schedule.shares, borders)
     remaining = iter(tiles)
-    for step in plan.steps:
+    for step in schedule.steps:
         writer.write(step, next(remaining) if isinstance(step, ConvStep) else None)
     return Plan(
         ops=(native.Op * len(writer.ops))(*writer.ops),
         constants=operands.constants.joined(),
         arena_bytes=operands.arena.size + writer.scratch,
-        lanes=plan.lanes,
+        lanes=schedule.lanes,
         labels=tuple(writer.labels),
         tiles=tuple(tiles),
-        shares=plan.shares,
+        shares=schedule.shares,
     )

@@ -10,9 +10,9 @@ from regrow.deploy.engine.steps import ConvStep, Schedule
 from regrow.deploy.engine.tiles import Problem
 
 
-def conv_steps(plan: Schedule) -> list[ConvStep]:
+def conv_steps(schedule: Schedule) -> list[ConvStep]:
     """The steps that take a tile."""
-    return [step for step in plan.steps if isinstance(step, ConvStep)]
+    return [step for step in schedule.steps if isinstance(step, ConvStep)]
 
 
 def problem_of(step: ConvStep, lanes: int, threads: int = 1) -> Problem:

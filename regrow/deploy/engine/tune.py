@@ -58,21 +58,21 @@ class Tuning:
     divide: Division = Division.ALONE
 
 
-def tuned(plan: Schedule, library: Library, shapes: Shapes, *, threads: int = 1) -> Tuning:
+def tuned(schedule: Schedule, library: Library, shapes: Shapes, *, threads: int = 1) -> Tuning:
     """The fastest way to run each layer: as measured earlier, or else measured now.
 
     Several threads get the tiles that suit one: measured together, each waits for whoever is disturbed.
     """
-    problems = [problem_of(step, plan.lanes, threads) for step in conv_steps(plan)]
+    problems = [problem_of(step, schedule.lanes, threads) for step in conv_steps(schedule)]
     path = cache_folder() / f"tiles-{_key(threads, library.key, problems)}.json"
     known = _read(path, problems)
     if known is not None:
         return known
     if threads == 1:
-        best = Tuning(_Tuner(plan, library, shapes, problems).best())
+        best = Tuning(_Tuner(schedule, library, shapes, problems).best())
     else:
-        alone = tuned(plan, library, shapes).tiles
-        best = Tuning(alone, _division(plan, library, shapes, alone, threads))
+        alone = tuned(schedule, library, shapes).tiles
+        best = Tuning(alone, _division(schedule, library, shapes, alone, threads))
     kept = [[tile.together, tile.down, tile.across, tile.blocks] for tile in best.tiles]
     remember(path, json.dumps({"tiles": kept, "divide": best.divide}).encode())
     return best
@@ -120,8 +120,8 @@ class _Tuner:
     with the halos that are left to fill, in units of the time of all that is no convolution) is theirs together.
     """
 
-    def __init__(self, plan: Schedule, library: Library, shapes: Shapes, problems: Sequence[Problem]) -> None:
-        self.plan, self.library = plan, library
+    def __init__(self, schedule: Schedule, library: Library, shapes: Shapes, problems: Sequence[Problem]) -> None:
+        self.schedule, self.library = schedule, library
         families: dict[Problem, list[int]] = {}
         for number, problem in enumerate(problems):
             families.setdefault(problem.family, []).append(number)
@@ -145,7 +145,7 @@ class _Tuner:
 
     def runner(self, tiles: Sequence[Tile]) -> NativeRunner:
         # Measured by the processor time that it gets: a busy machine then misleads nobody.
-        plan = write_plan(self.plan, tiles, once=self.once)
+        plan = write_plan(self.schedule, tiles, once=self.once)
         return NativeRunner(self.library, plan, clock=time.CLOCK_THREAD_CPUTIME_ID)
 
     def taken_with(self, tiles: Sequence[Tile]) -> list[float]:
@@ -171,13 +171,13 @@ class _Tuner:
                     taken.setdefault(tried[number], []).append(convolutions[number] / self.nonzeros[number])
 
 
-def _division(plan: Schedule, library: Library, shapes: Shapes, tiles: Sequence[Tile], threads: int) -> Division:
+def _division(schedule: Schedule, library: Library, shapes: Shapes, tiles: Sequence[Tile], threads: int) -> Division:
     """Whether an image is done sooner by all threads than by one; measured, unless it is large enough anyway."""
-    written = write_plan(plan, tiles, threads=threads)
-    if usual_division(written, threads) is Division.TOGETHER:
+    plan = write_plan(schedule, tiles, threads=threads)
+    if usual_division(plan, threads) is Division.TOGETHER:
         return Division.TOGETHER
     together, alone = (
-        NativeRunner(library, written, threads=threads, divide=divide) for divide in (Division.TOGETHER, Division.ALONE)
+        NativeRunner(library, plan, threads=threads, divide=divide) for divide in (Division.TOGETHER, Division.ALONE)
     )
     return Division.TOGETHER if sooner(together, alone, *noise(*shapes)) else Division.ALONE
 
