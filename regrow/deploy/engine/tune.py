@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from statistics import median
 import torch
 
 from regrow.deploy.engine.build import Library
-from regrow.deploy.engine.cache import cache_folder, remember
+from regrow.deploy.engine.cache import cache_folder, digest, remember
 from regrow.deploy.engine.fitted import separate_halos
 from regrow.deploy.engine.model import noise
 from regrow.deploy.engine.plan import write_plan
@@ -81,7 +80,7 @@ def tuned(schedule: Schedule, library: Library, shapes: Shapes, *, threads: int 
 def _key(threads: int, *identity: object) -> str:
     """What a measurement is known by; with other cores, threads together might be faster or slower."""
     shared = (threads, cores()) if threads > 1 else ()
-    return hashlib.sha256(repr((*identity, *shared)).encode()).hexdigest()[:20]
+    return digest(repr((*identity, *shared)).encode())
 
 
 def _read(path: Path, problems: Sequence[Problem]) -> Tuning | None:

@@ -13,11 +13,11 @@ import torch
 from regrow.deploy.engine import native
 from regrow.deploy.engine.arena import buffer_bytes
 from regrow.deploy.engine.borders import BorderWriter
-from regrow.deploy.engine.graph import Activation, Affine, Binary, Conv, Linear, Pool, macs, pool_weights
+from regrow.deploy.engine.graph import Activation, Affine, Binary, Conv, Pool, macs, pool_weights
 from regrow.deploy.engine.layout import Planes, halo_sides, runs_of
 from regrow.deploy.engine.model import CPU
 from regrow.deploy.engine.operands import Operands
-from regrow.deploy.engine.problems import conv_node, problem_of, region_of
+from regrow.deploy.engine.problems import problem_of, region_of
 from regrow.deploy.engine.steps import (
     ConvStep,
     GatherStep,
@@ -123,7 +123,7 @@ class Writer:
         self.labels.append(Label(step.node.name, kind, work))
 
     def _conv(self, step: ConvStep, tile: Tile) -> native.Conv:
-        node, out = conv_node(step), step.writes[0]
+        node, out = step.node, step.writes[0]
         rows, cols = region_of(step)
         problem = self.once(problem_of, step, self.operands.lanes, self.threads)
         # Of all rows: threads that share an image don't run bands.
@@ -179,7 +179,7 @@ class Writer:
 
     def _walk(self, step: ConvStep, tile: Tile, parts: int) -> tuple[Walk, int]:
         """The order of a convolution's weights, and in how many blocks of input channels they come."""
-        node, x, operands = conv_node(step), step.x.planes, self.operands
+        node, x, operands = step.node, step.x.planes, self.operands
         assert x is not None
         blocks = max(tile.blocks, operands.fewest_blocks(node, x))
         if blocks > 1:
@@ -232,7 +232,6 @@ class Writer:
 
     def _pool(self, step: PoolStep) -> native.Pool:
         node, out = step.node, step.writes[0]
-        assert isinstance(node, Pool)
         assert out.planes is not None
         grid = out.planes.grid
         return native.Pool(
@@ -276,7 +275,6 @@ class Writer:
 
     def _linear(self, step: LinearStep) -> native.Linear:
         node = step.node
-        assert isinstance(node, Linear)
         outputs, inputs = node.weight.shape
         written = self.once(matrix, node, self.operands.weights, self.operands.lanes)
         return native.Linear(
