@@ -185,7 +185,7 @@ class Writer:
         if blocks > 1:
             self.scratch = max(self.scratch, node.out.channels * tile.vectors * operands.vector * self.threads)
         unit = operands.vector if operands.weights == "fp32" else 1
-        walked = self.once(_walk, node, x, operands.weights, unit, together=tile.together, blocks=blocks, parts=parts)
+        walked = self.once(_walked, node, x, operands.weights, unit, together=tile.together, blocks=blocks, parts=parts)
         return walked, blocks
 
     def _gather(self, step: GatherStep) -> native.Gather:
@@ -317,7 +317,7 @@ class Writer:
         )
 
 
-def _walk(node: Conv, x: Planes, kind: Format, unit: int, *, together: int, blocks: int, parts: int) -> Walk:
+def _walked(node: Conv, x: Planes, kind: Format, unit: int, *, together: int, blocks: int, parts: int) -> Walk:
     return walk(non_zeros(node, x, kind), kind, unit, together=together, blocks=blocks, parts=parts)
 
 
