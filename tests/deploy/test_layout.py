@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regrow.deploy.engine.graph import Graph, Input, Unary, Value
 from regrow.deploy.engine.layout import Halo, IntArray, Planes, choose_grid, runs_of
+from regrow.deploy.engine.schedule import schedule
 
 
 def input_table(height: int, width: int, halo: Halo, lanes: int) -> tuple[Planes, IntArray]:
@@ -42,3 +45,9 @@ def test_runs_are_found_wherever_all_lanes_read_floats_that_follow_each_other(
         else:
             first += 1
     assert runs_of(table, lanes).tolist() == expected
+
+
+def test_a_node_that_nobody_can_lay_out_is_named() -> None:
+    x, y = Value("x", (3, 8, 8)), Value("y", (3, 8, 8))
+    with pytest.raises(TypeError, match="no step is known for Unary"):
+        schedule(Graph((Input("input", x), Unary("unknown", y, x)), y), lanes=4)

@@ -6,11 +6,17 @@ from typing import cast
 
 import pytest
 import torch
+from torch import nn
 
-from regrow.deploy.engine import tune
+from regrow.deploy.engine import tune, weights
+from regrow.deploy.engine.capture import capture
+from regrow.deploy.engine.compiler import steps_of
+from regrow.deploy.engine.fuse import fuse
+from regrow.deploy.engine.plan import write_plan
 from regrow.deploy.engine.runners import NativeRunner
 from regrow.deploy.engine.tiles import Tile
 from regrow.deploy.engine.tune import FINALISTS, REMATCHES, TURNS, dealt, ranked
+from regrow.deploy.engine.writer import Once
 
 
 @pytest.mark.parametrize("members", range(1, 8))
@@ -55,3 +61,19 @@ def test_one_lucky_moment_does_not_decide_what_is_sooner(monkeypatch: pytest.Mon
 def test_one_lucky_moment_does_not_make_a_tile_the_fastest() -> None:
     steady, lucky = Tile(1, 1, 1), Tile(1, 1, 2)
     assert ranked({lucky: [0.1, 3.0, 3.0], steady: [2.0, 2.0, 2.0]}) == [steady, lucky]
+
+
+def test_weights_are_converted_once_for_all_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Flatten(), nn.Linear(8 * 8 * 8, 5)).eval()
+    steps = steps_of(fuse(capture(model, torch.randn(1, 3, 8, 8))), lanes=8)
+    tiles = [Tile(1, 1, 1), Tile(1, 2, 1), Tile(2, 1, 1), Tile(1, 1, 2)]
+    expected = [write_plan(steps, [tile]) for tile in tiles]
+    shapes: list[tuple[int, ...]] = []
+    stored = weights.stored_values
+    monkeypatch.setattr(weights, "stored_values", lambda w, kind: (shapes.append(tuple(w.shape)), stored(w, kind))[1])
+    once = Once()
+    written = [write_plan(steps, [tile], once=once) for tile in tiles]
+    assert sorted(shapes) == [(5, 512), (8, 3, 3, 3), (8, 3, 3, 3)]  # single channels, and two together
+    for plan, same in zip(written, expected, strict=True):
+        assert bytes(plan.ops) == bytes(same.ops)
+        assert plan.constants.tobytes() == same.constants.tobytes()

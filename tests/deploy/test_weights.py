@@ -6,10 +6,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from regrow.deploy.engine.weights import AT_ONCE, Format, NonZeros, Walk, walk
+from regrow.deploy.engine.arena import ALIGNMENT
+from regrow.deploy.engine.constants import Constants
+from regrow.deploy.engine.graph import Linear, Value
+from regrow.deploy.engine.weights import AT_ONCE, DENSE_FROM, Format, Matrix, NonZeros, Walk, matrix, walk
 
 PITCH = 7
 
@@ -79,3 +84,48 @@ def test_nothing_is_added_to_come_in_fours(count: int) -> None:
     walked = walk(NonZeros(channel, np.arange(count), channel, value, 1, 9, PITCH), "fp32", 1, together=1, blocks=1)
     assert walked.starts.tolist() == [0, count]
     assert len(walked.entries) == count
+
+
+def read_matrix(written: Matrix, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """What kernels.c reads."""
+    outputs, inputs = shape
+    if written.starts is None:
+        return written.weights.transpose(0, 2, 1).reshape(-1, inputs)[:outputs]
+    found = np.zeros(shape, np.float32)
+    for output, (first, end) in enumerate(zip(written.starts, written.starts[1:], strict=False)):
+        own = written.weights[first:end]
+        found[output, own["offset"] // 4] = own["value"]
+    return found
+
+
+@given(
+    seed=st.integers(0, 1000),
+    outputs=st.integers(1, 20),
+    inputs=st.integers(1, 9),
+    density=st.floats(0, 1),
+    lanes=st.sampled_from([4, 8, 16]),
+)
+def test_a_matrix_is_written_with_its_zeros_if_these_are_few(
+    seed: int, outputs: int, inputs: int, density: float, lanes: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    weight = generator.standard_normal((outputs, inputs)) * (generator.random((outputs, inputs)) < density)
+    values = Value("x", (inputs,)), Value("y", (outputs,))
+    node = Linear("linear", values[1], values[0], torch.from_numpy(weight), torch.zeros(outputs))
+    written = matrix(node, "fp32", lanes)
+    assert (written.starts is None) == (np.count_nonzero(weight) >= DENSE_FROM * weight.size)
+    np.testing.assert_array_equal(read_matrix(written, weight.shape), weight.astype(np.float32))
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=40), max_size=12))
+def test_equal_constants_are_stored_once(pieces: list[list[int]]) -> None:
+    constants = Constants()
+    arrays = [np.array(piece, np.int32) for piece in pieces]
+    offsets = [constants.put(array) for array in arrays]
+    joined = constants.joined()
+    for array, offset in zip(arrays, offsets, strict=True):
+        assert joined[offset : offset + array.nbytes].tobytes() == array.tobytes()
+    assert all(offset % ALIGNMENT == 0 for offset in offsets)
+    different = {array.tobytes() for array in arrays}
+    assert joined.nbytes == max(ALIGNMENT, sum(-(-len(data) // ALIGNMENT) * ALIGNMENT for data in different))
+    assert joined.ctypes.data % ALIGNMENT == 0

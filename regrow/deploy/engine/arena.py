@@ -25,30 +25,30 @@ def buffer_bytes(buffer: Buffer, lanes: int) -> int:
     return -(-buffer.channels * buffer.pixels // lanes) * lanes * 4
 
 
-def arrange(plan: Schedule) -> Arena:
+def arrange(schedule: Schedule) -> Arena:
     """First fit, in running order: a buffer is free again after the last step that touches it, or after its chain.
 
     So is the box of an image: threads wait for each other (`run_shared` of shares.c) before the next step writes.
     """
-    last = _last_touches(plan.steps)
-    last |= {box: last[image] for image, box in plan.boxes.items()}
+    last = _last_touches(schedule.steps)
+    last |= {box: last[image] for image, box in schedule.boxes.items()}
     offsets: dict[Buffer, int] = {}
     alive: dict[Buffer, tuple[int, int]] = {}
     top = chain_end = 0
     windows: Buffer | None = None
-    for position, step in enumerate(plan.steps):
+    for position, step in enumerate(schedule.steps):
         if isinstance(step, ConvStep) and step.followers:
             # Later bands still read it, beyond their own rows.
             chain_end, windows = position + step.followers, step.x.whole
         written = [buffer.whole for buffer in step.writes]
-        for buffer in (*written, *(plan.boxes[image] for image in written if image in plan.boxes)):
+        for buffer in (*written, *(schedule.boxes[image] for image in written if image in schedule.boxes)):
             if buffer.external is not None or buffer in offsets:
                 continue
             heir = _inherited(step, buffer, {b for b in alive if last[b] == position and b is not windows})
             if heir is not None:
                 alive[buffer] = alive.pop(heir)
             else:
-                alive[buffer] = _first_gap(sorted(alive.values()), buffer_bytes(buffer, plan.lanes))
+                alive[buffer] = _first_gap(sorted(alive.values()), buffer_bytes(buffer, schedule.lanes))
             offsets[buffer] = alive[buffer][0]
             top = max(top, alive[buffer][1])
         if position >= chain_end:

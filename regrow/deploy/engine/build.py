@@ -21,17 +21,6 @@ MOST_UNITS, LEAST_KERNELS = 4, 4
 """How many compilers share a build at most, and kernels for each at least: all of them read kernels.c first."""
 
 
-class Job(ctypes.Structure):
-    """`struct job` of team.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("team", "run_one", "run_part", "ops", "constants", "arenas")),
-        *((name, ctypes.c_int64) for name in ("arena_bytes", "x_floats", "y_floats")),
-        *((name, ctypes.c_void_p) for name in ("x", "y", "seconds")),
-        *((name, ctypes.c_int32) for name in ("count", "first", "last", "divide", "clock")),
-    )
-
-
 @dataclass(frozen=True)
 class Kernels:
     """What is to be built: kernels for tiles of any layer, and for the forms of a network's layers and halos."""
@@ -135,8 +124,8 @@ def _declared(path: Path) -> ctypes.CDLL:
     handle.regrow_run.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int]
     handle.regrow_run.restype = None
     handle.regrow_peak.restype = ctypes.c_double
-    sizes = [getattr(handle, f"regrow_sizeof_{name}")() for name in ("op", "borders", "exchange", "side")]
-    expected = [ctypes.sizeof(structure) for structure in (native.Op, native.Borders, native.Exchange)]
+    sizes = [getattr(handle, f"regrow_sizeof_{name}")() for name in ("op", "job", "borders", "exchange", "side")]
+    expected = [ctypes.sizeof(structure) for structure in (native.Op, native.Job, native.Borders, native.Exchange)]
     if sizes != [*expected, side_bytes(handle.regrow_lanes())]:
         raise RuntimeError(f"{path} was built from other sources than this regrow's; delete it.")
     return handle

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regrow.deploy.engine.arena import ALIGNMENT
+from regrow.deploy.engine.memory import allocate
 
 
 class Constants:
-    """Read-only data, each piece aligned, equal pieces stored once."""
+    """Read-only data, each piece aligned, equal pieces stored once; arrays are copied when they are joined, not before.
+
+    Those that are equally long are compared, which ends where they first differ: hashing would read all of each.
+    """
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._known: dict[bytes, int] = {}
+        self._pieces: defaultdict[int, list[tuple[int, memoryview]]] = defaultdict(list)
         self._size = 0
 
     def put(self, array: NDArray[Any]) -> int:
         """The offset of `array` among the constants."""
-        data = np.ascontiguousarray(array).tobytes()
-        key = hashlib.sha256(data).digest()
-        if key not in self._known:
-            self._known[key] = self._size
-            self._pieces.append(data + bytes(-len(data) % ALIGNMENT))
-            self._size += len(self._pieces[-1])
-        return self._known[key]
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        known = self._pieces[data.nbytes]
+        for offset, piece in known:
+            if piece == data:
+                return offset
+        offset = self._size
+        known.append((offset, data))
+        self._size += -(-data.nbytes // ALIGNMENT) * ALIGNMENT
+        return offset
 
     def joined(self) -> NDArray[np.uint8]:
-        """All of it, never empty."""
-        return np.frombuffer(b"".join(self._pieces) or bytes(ALIGNMENT), np.uint8)
+        """All of it, never empty, in memory that the kernels read it from: a large network's weights are there once."""
+        size = self._size or ALIGNMENT
+        block = allocate(size)
+        memory = np.frombuffer(block.owner, np.uint8)
+        first = block.address - memory.ctypes.data
+        joined = memory[first : first + size]
+        for pieces in self._pieces.values():
+            for offset, data in pieces:
+                joined[offset : offset + data.nbytes] = data
+        joined.flags.writeable = False
+        return joined

@@ -1,9 +1,9 @@
-"""The structures of kernels.c as ctypes, field by field, so that a plan is passed to C as it is."""
+"""The structures of the C files as ctypes, field by field, so that a plan is passed to C as it is."""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64
+from ctypes import c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
 ABSENT, INPUT, OUTPUT = -1, -2, -3
@@ -139,6 +139,17 @@ class Exchange(ctypes.Structure):
     _fields_: ClassVar[Fields] = [
         *((name, c_int64) for name in ("borrows", "lends", "lends_tail")),
         *((name, c_int32) for name in ("lent_above", "lent_below")),
+    ]
+
+
+class Job(ctypes.Structure):
+    """`struct job` of team.c: a plan and what it is run on."""
+
+    _fields_: ClassVar[Fields] = [
+        *((name, c_void_p) for name in ("team", "run_one", "run_part", "ops", "constants", "arenas")),
+        *((name, c_int64) for name in ("arena_bytes", "x_floats", "y_floats")),
+        *((name, c_void_p) for name in ("x", "y", "seconds")),
+        *((name, c_int32) for name in ("count", "first", "last", "divide", "clock")),
     ]
 
 

@@ -17,7 +17,7 @@ from regrow.deploy.engine.problems import conv_steps, problem_of
 from regrow.deploy.engine.steps import ConvStep, Schedule
 from regrow.deploy.engine.tiles import Tile, choose
 from regrow.deploy.engine.weights import Format
-from regrow.deploy.engine.writer import Label, Walks, Writer
+from regrow.deploy.engine.writer import Label, Once, Writer
 
 
 @dataclass(frozen=True)
@@ -39,32 +39,32 @@ class Plan:
 
 
 def write_plan(
-    plan: Schedule,
+    schedule: Schedule,
     tiles: Sequence[Tile] | None = None,
     *,
     threads: int = 1,
     weights: Format = "fp32",
-    walks: Walks | None = None,
+    once: Once | None = None,
 ) -> Plan:
     """The plan with the given tile for each convolution, or with those that the rule chooses.
 
-    `weights` says how they are stored: the kernels must be built for the same. `walks` remembers their order from one
-    plan of the same schedule to the next.
+    `weights` says how they are stored: the kernels must be built for the same. Whoever writes several plans of the same
+    layers gives all of them the same `once`.
     """
     if tiles is None:
-        tiles = [choose(problem_of(step, plan.lanes, threads)) for step in conv_steps(plan)]
-    operands = Operands(plan.lanes, arrange(plan), weights)
-    borders = BorderWriter(operands, plan.boxes)
-    writer = Writer(operands, threads, {} if walks is None else walks, plan.shares, borders)
+        tiles = [choose(problem_of(step, schedule.lanes, threads)) for step in conv_steps(schedule)]
+    operands = Operands(schedule.lanes, arrange(schedule), weights)
+    borders = BorderWriter(operands, schedule.boxes)
+    writer = Writer(operands, threads, once or Once(), schedule.shares, borders)
     remaining = iter(tiles)
-    for step in plan.steps:
+    for step in schedule.steps:
         writer.write(step, next(remaining) if isinstance(step, ConvStep) else None)
     return Plan(
         ops=(native.Op * len(writer.ops))(*writer.ops),
         constants=operands.constants.joined(),
         arena_bytes=operands.arena.size + writer.scratch,
-        lanes=plan.lanes,
+        lanes=schedule.lanes,
         labels=tuple(writer.labels),
         tiles=tuple(tiles),
-        shares=plan.shares,
+        shares=schedule.shares,
     )

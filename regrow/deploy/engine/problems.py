@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from regrow.deploy.engine.graph import Conv
 from regrow.deploy.engine.layout import Planes
 from regrow.deploy.engine.steps import ConvStep, Schedule
 from regrow.deploy.engine.tiles import Problem
 
 
-def conv_steps(plan: Schedule) -> list[ConvStep]:
+def conv_steps(schedule: Schedule) -> list[ConvStep]:
     """The steps that take a tile."""
-    return [step for step in plan.steps if isinstance(step, ConvStep)]
+    return [step for step in schedule.steps if isinstance(step, ConvStep)]
 
 
 def problem_of(step: ConvStep, lanes: int, threads: int = 1) -> Problem:
     """What there is to know for choosing a convolution's tile."""
-    node = conv_node(step)
+    node = step.node
     rows, cols = region_of(step)
     nonzeros = int(torch.count_nonzero(node.weight))
     per_output = nonzeros / node.out.channels
@@ -37,12 +36,6 @@ def problem_of(step: ConvStep, lanes: int, threads: int = 1) -> Problem:
     )
 
 
-def conv_node(step: ConvStep) -> Conv:
-    """The convolution that a step computes."""
-    assert isinstance(step.node, Conv)
-    return step.node
-
-
 def _out_planes(step: ConvStep) -> Planes:
     planes = step.writes[0].planes
     assert planes is not None
@@ -51,7 +44,7 @@ def _out_planes(step: ConvStep) -> Planes:
 
 def region_of(step: ConvStep) -> tuple[int, int]:
     """Rows and columns of the output's region; one long row if nothing tells the rows apart and they run at once."""
-    node, grid = conv_node(step), _out_planes(step).grid
+    node, grid = step.node, _out_planes(step).grid
     pointwise = not step.band and node.kernel == (1, 1) and step.stride == (1, 1) and node.padding == (0, 0)
     plain = all(b.planes is not None and not b.planes.halo for b in (*step.reads, *step.writes))
     return (1, grid.rows * grid.cols) if pointwise and plain else (grid.rows, grid.cols)

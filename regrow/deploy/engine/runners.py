@@ -10,7 +10,6 @@ import torch
 
 from regrow.deploy.engine.build import Library
 from regrow.deploy.engine.graph import Graph, macs
-from regrow.deploy.engine.memory import allocate
 from regrow.deploy.engine.model import LayerTime, Profile, Sizes
 from regrow.deploy.engine.plan import Plan
 from regrow.deploy.engine.reference import TorchRunner, Values
@@ -43,8 +42,6 @@ class NativeRunner:
             raise ValueError(f"a plan for {plan.shares} shares needs as many threads, got {threads}")
         self.library, self.plan, self.threads, self.clock = library, plan, threads, clock
         self.divide = usual_division(plan, threads) if divide is None else divide
-        self._constants = allocate(plan.constants.nbytes)
-        self._constants.write(plan.constants.tobytes())
         self._pool = Pool[Session]()
 
     @property
@@ -66,7 +63,6 @@ class NativeRunner:
         return Session(
             self.library,
             self.plan,
-            self._constants,
             team or Team(self.library, self.threads),
             floats=(x[0].numel(), y[0].numel()),
             divide=self.divide,

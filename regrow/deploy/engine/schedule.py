@@ -224,6 +224,8 @@ class _Scheduler:
             self._pointwise(node)
         elif isinstance(node, Concat):
             self._concat(node)
+        else:
+            raise TypeError(f"no step is known for {type(node).__name__}")
 
     def _home_version(self, node: Node, value: Value) -> Buffer:
         """The value where pixels are combined one by one: in its home grid, or as arena floats if it is flat."""

@@ -8,8 +8,9 @@ import weakref
 from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
-from regrow.deploy.engine.build import Job, Library
-from regrow.deploy.engine.memory import Block, allocate
+from regrow.deploy.engine import native
+from regrow.deploy.engine.build import Library
+from regrow.deploy.engine.memory import allocate
 from regrow.deploy.engine.plan import Plan
 from regrow.host.cores import cores
 
@@ -50,7 +51,6 @@ class Session:
         self,
         library: Library,
         plan: Plan,
-        constants: Block,
         team: Team,
         *,
         floats: tuple[int, int],
@@ -61,10 +61,10 @@ class Session:
         arena_bytes = -(-plan.arena_bytes // 4096) * 4096
         self.arenas = allocate(arena_bytes * team.size)
         self.run = library.handle.regrow_run
-        self.job = Job(
+        self.job = native.Job(
             team=team.address,
             ops=ctypes.addressof(plan.ops),
-            constants=constants.address,
+            constants=plan.constants.ctypes.data,
             arenas=self.arenas.address,
             arena_bytes=arena_bytes,
             x_floats=floats[0],

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from regrow.deploy.engine.graph import Node
+from regrow.deploy.engine.graph import Conv, Linear, Node, Pool
 from regrow.deploy.engine.layout import IntArray, Planes
 
 
@@ -62,6 +62,7 @@ class ConvStep(Step):
     that it follows.
     """
 
+    node: Conv
     x: Buffer
     out: Buffer | None
     residual: Buffer | None
@@ -91,6 +92,8 @@ class HaloStep(Step):
 class PoolStep(Step):
     """Windows of reads[0]."""
 
+    node: Pool
+
 
 @dataclass(frozen=True, eq=False)
 class MeanStep(Step):
@@ -100,6 +103,8 @@ class MeanStep(Step):
 @dataclass(frozen=True, eq=False)
 class LinearStep(Step):
     """Features to features."""
+
+    node: Linear
 
 
 @dataclass(frozen=True, eq=False)

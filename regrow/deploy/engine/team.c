@@ -318,4 +318,5 @@ double regrow_peak(void)
 /* For the caller to check that it means the same structures. */
 int regrow_lanes(void) { return LANES; }
 int regrow_sizeof_op(void) { return (int)sizeof(struct op); }
+int regrow_sizeof_job(void) { return (int)sizeof(struct job); }
 int regrow_sizeof_side(void) { return (int)sizeof(struct side); }

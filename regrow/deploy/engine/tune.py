@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from statistics import median
 import torch
 
 from regrow.deploy.engine.build import Library
-from regrow.deploy.engine.cache import cache_folder, remember
+from regrow.deploy.engine.cache import cache_folder, digest, remember
 from regrow.deploy.engine.fitted import separate_halos
 from regrow.deploy.engine.model import noise
 from regrow.deploy.engine.plan import write_plan
@@ -22,7 +21,7 @@ from regrow.deploy.engine.runners import NativeRunner, usual_division
 from regrow.deploy.engine.sessions import Division
 from regrow.deploy.engine.steps import Schedule
 from regrow.deploy.engine.tiles import Problem, Tile, candidates
-from regrow.deploy.engine.writer import Walks
+from regrow.deploy.engine.writer import Once
 from regrow.host.cores import cores
 
 ROUNDS = 24
@@ -58,21 +57,21 @@ class Tuning:
     divide: Division = Division.ALONE
 
 
-def tuned(plan: Schedule, library: Library, shapes: Shapes, *, threads: int = 1) -> Tuning:
+def tuned(schedule: Schedule, library: Library, shapes: Shapes, *, threads: int = 1) -> Tuning:
     """The fastest way to run each layer: as measured earlier, or else measured now.
 
     Several threads get the tiles that suit one: measured together, each waits for whoever is disturbed.
     """
-    problems = [problem_of(step, plan.lanes, threads) for step in conv_steps(plan)]
+    problems = [problem_of(step, schedule.lanes, threads) for step in conv_steps(schedule)]
     path = cache_folder() / f"tiles-{_key(threads, library.key, problems)}.json"
     known = _read(path, problems)
     if known is not None:
         return known
     if threads == 1:
-        best = Tuning(_Tuner(plan, library, shapes, problems).best())
+        best = Tuning(_Tuner(schedule, library, shapes, problems).best())
     else:
-        alone = tuned(plan, library, shapes).tiles
-        best = Tuning(alone, _division(plan, library, shapes, alone, threads))
+        alone = tuned(schedule, library, shapes).tiles
+        best = Tuning(alone, _division(schedule, library, shapes, alone, threads))
     kept = [[tile.together, tile.down, tile.across, tile.blocks] for tile in best.tiles]
     remember(path, json.dumps({"tiles": kept, "divide": best.divide}).encode())
     return best
@@ -81,7 +80,7 @@ def tuned(plan: Schedule, library: Library, shapes: Shapes, *, threads: int = 1)
 def _key(threads: int, *identity: object) -> str:
     """What a measurement is known by; with other cores, threads together might be faster or slower."""
     shared = (threads, cores()) if threads > 1 else ()
-    return hashlib.sha256(repr((*identity, *shared)).encode()).hexdigest()[:20]
+    return digest(repr((*identity, *shared)).encode())
 
 
 def _read(path: Path, problems: Sequence[Problem]) -> Tuning | None:
@@ -120,8 +119,8 @@ class _Tuner:
     with the halos that are left to fill, in units of the time of all that is no convolution) is theirs together.
     """
 
-    def __init__(self, plan: Schedule, library: Library, shapes: Shapes, problems: Sequence[Problem]) -> None:
-        self.plan, self.library = plan, library
+    def __init__(self, schedule: Schedule, library: Library, shapes: Shapes, problems: Sequence[Problem]) -> None:
+        self.schedule, self.library = schedule, library
         families: dict[Problem, list[int]] = {}
         for number, problem in enumerate(problems):
             families.setdefault(problem.family, []).append(number)
@@ -129,7 +128,7 @@ class _Tuner:
         self.nonzeros = [max(1.0, problem.nonzeros_per_output) for problem in problems]
         self.offers = [candidates(family)[: ROUNDS * len(members)] for family, members in families.items()]
         self.taken: list[dict[Tile, list[float]]] = [{} for _ in self.families]
-        self.walks: Walks = {}
+        self.once = Once()
         self.x, self.y = noise(*shapes)
         self.start = time.thread_time()
 
@@ -145,35 +144,39 @@ class _Tuner:
 
     def runner(self, tiles: Sequence[Tile]) -> NativeRunner:
         # Measured by the processor time that it gets: a busy machine then misleads nobody.
-        plan = write_plan(self.plan, tiles, walks=self.walks)
+        plan = write_plan(self.schedule, tiles, once=self.once)
         return NativeRunner(self.library, plan, clock=time.CLOCK_THREAD_CPUTIME_ID)
+
+    def taken_with(self, tiles: Sequence[Tile]) -> list[float]:
+        """What each convolution takes; two runners at the same time would take as much memory again."""
+        runner = self.runner(tiles)
+        layers = runner.profile(self.x, self.y, _repeats(runner, self.x, self.y)).layers
+        # What no tile changes tells how fast the processor is just now: on a shared machine that comes and goes.
+        pace = sum(layer.seconds for layer in layers if layer.kind != "conv") or 1.0
+        return [
+            (layer.seconds + sum(layers[halo].seconds for halo in separate_halos(runner.plan, number))) / pace
+            for number, layer in enumerate(layers)
+            if layer.kind == "conv"
+        ]
 
     def measure(self, offers: list[list[Tile]], seconds: float, match: int = 0) -> None:
         for turn in range(min(ROUNDS, max((len(offer) for offer in offers), default=0))):
             if time.thread_time() > self.start + seconds and all(self.taken):
                 return
             tried = dealt(offers, self.families, turn, match)
-            runner = self.runner(tried)
-            layers = runner.profile(self.x, self.y, _repeats(runner, self.x, self.y)).layers
-            # What no tile changes tells how fast the processor is just now: on a shared machine that comes and goes.
-            pace = sum(layer.seconds for layer in layers if layer.kind != "conv") or 1.0
-            convolutions = [
-                (layer.seconds + sum(layers[halo].seconds for halo in separate_halos(runner.plan, number))) / pace
-                for number, layer in enumerate(layers)
-                if layer.kind == "conv"
-            ]
+            convolutions = self.taken_with(tried)
             for members, taken in zip(self.families, self.taken, strict=True):
                 for number in members:
                     taken.setdefault(tried[number], []).append(convolutions[number] / self.nonzeros[number])
 
 
-def _division(plan: Schedule, library: Library, shapes: Shapes, tiles: Sequence[Tile], threads: int) -> Division:
+def _division(schedule: Schedule, library: Library, shapes: Shapes, tiles: Sequence[Tile], threads: int) -> Division:
     """Whether an image is done sooner by all threads than by one; measured, unless it is large enough anyway."""
-    written = write_plan(plan, tiles, threads=threads)
-    if usual_division(written, threads) is Division.TOGETHER:
+    plan = write_plan(schedule, tiles, threads=threads)
+    if usual_division(plan, threads) is Division.TOGETHER:
         return Division.TOGETHER
     together, alone = (
-        NativeRunner(library, written, threads=threads, divide=divide) for divide in (Division.TOGETHER, Division.ALONE)
+        NativeRunner(library, plan, threads=threads, divide=divide) for divide in (Division.TOGETHER, Division.ALONE)
     )
     return Division.TOGETHER if sooner(together, alone, *noise(*shapes)) else Division.ALONE
 

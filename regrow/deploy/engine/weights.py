@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regrow.deploy.engine.graph import Conv
+from regrow.deploy.engine.graph import Conv, Linear
 from regrow.deploy.engine.layout import Planes
 
 Format = Literal["fp32", "fp16", "int8"]
@@ -30,6 +30,9 @@ AROUND = 4
 
 FARTHEST = {"fp32": 2**32 - 1, "fp16": 2**16 - 1, "int8": 2**16 - 1}
 """The largest offset."""
+
+DENSE_FROM = 0.3
+"""The density from which a linear layer is stored with its zeros: half the bytes, and no gathering."""
 
 
 def channel_scales(weight: torch.Tensor) -> torch.Tensor:
@@ -130,6 +133,31 @@ def walk(weights: NonZeros, kind: Format, unit: int, *, together: int, blocks: i
     if kind == "fp32":
         _put_in_fours(entries, starts[:-1], lengths.reshape(-1) // AT_ONCE, together)
     return Walk(entries, starts.astype(np.int32), bases.astype(np.int32), order.astype(np.int32), first_groups, groups)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The weights of `struct linear`: output by output, without zeros, or all of them for a vector of outputs each."""
+
+    weights: NDArray[Any]
+    starts: NDArray[np.int32] | None
+
+
+def matrix(node: Linear, kind: Format, lanes: int) -> Matrix:
+    """A linear layer's weights, with their zeros if these are few."""
+    weight = stored_values(node.weight, kind)
+    outputs, inputs = weight.shape
+    if np.count_nonzero(weight) >= DENSE_FROM * weight.size:
+        vectors = np.zeros((-(-outputs // lanes), inputs, lanes), weight.dtype)
+        vectors.transpose(0, 2, 1)[np.divmod(np.arange(outputs), lanes)] = weight
+        return Matrix(vectors, None)
+    if inputs > FARTHEST[kind]:
+        raise ValueError(f"{node.name}: {inputs} inputs are too many for 16-bit offsets")
+    row, column = np.nonzero(weight)
+    entries = np.zeros(len(row), ENTRIES[kind])
+    entries["offset"] = column * (4 if kind == "fp32" else 1)
+    entries["value"] = weight[row, column]
+    return Matrix(entries, np.searchsorted(row, np.arange(outputs + 1)).astype(np.int32))
 
 
 def _put_in_fours(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -11,11 +13,11 @@ import torch
 from regrow.deploy.engine import native
 from regrow.deploy.engine.arena import buffer_bytes
 from regrow.deploy.engine.borders import BorderWriter
-from regrow.deploy.engine.graph import Activation, Affine, Binary, Linear, Pool, macs, pool_weights
+from regrow.deploy.engine.graph import Activation, Affine, Binary, Conv, Pool, macs, pool_weights
 from regrow.deploy.engine.layout import Planes, halo_sides, runs_of
 from regrow.deploy.engine.model import CPU
 from regrow.deploy.engine.operands import Operands
-from regrow.deploy.engine.problems import conv_node, problem_of, region_of
+from regrow.deploy.engine.problems import problem_of, region_of
 from regrow.deploy.engine.steps import (
     ConvStep,
     GatherStep,
@@ -28,7 +30,7 @@ from regrow.deploy.engine.steps import (
 )
 from regrow.deploy.engine.tiles import Tile
 from regrow.deploy.engine.tracer import UnsupportedOperationError
-from regrow.deploy.engine.weights import ENTRIES, FARTHEST, Walk, non_zeros, stored_values, walk
+from regrow.deploy.engine.weights import Format, Walk, matrix, non_zeros, walk
 
 LARGE = 512 << 10
 """Bytes from which the cells of an image are worth asking for in advance."""
@@ -36,8 +38,8 @@ LARGE = 512 << 10
 MOST_BYTES = 2**31
 """Bytes of an image that is too large."""
 
-DENSE_FROM = 0.3
-"""The density from which a linear layer is stored with its zeros: half the bytes, and no gathering."""
+Asked = ParamSpec("Asked")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,19 @@ class Label:
     macs: int = 0
 
 
-Walks = dict[tuple[ConvStep, int, int, int], Walk]
-"""The order of a convolution's weights for numbers of channels together, of blocks, and of threads that share them."""
+class Once:
+    """Calls functions once for the same arguments: plans of the same layers have most of what is written in common."""
+
+    def __init__(self) -> None:
+        self._results: dict[Hashable, Any] = {}
+
+    def __call__(self, function: Callable[Asked, Result], *args: Asked.args, **kwargs: Asked.kwargs) -> Result:
+        """What the function returns, or has returned."""
+        key = (function, args, tuple(kwargs.items()))
+        if key not in self._results:
+            self._results[key] = function(*args, **kwargs)
+        result: Result = self._results[key]
+        return result
 
 
 @dataclass
@@ -62,7 +75,7 @@ class Writer:
 
     operands: Operands
     threads: int
-    walks: Walks
+    once: Once
     shares: int
     borders: BorderWriter
     ops: list[native.Op] = field(default_factory=list)
@@ -106,13 +119,15 @@ class Writer:
     def _add(self, operation: ctypes.Structure, step: Step, kind: str) -> None:
         self.ops.append(native.as_op(operation, self.borders.exchange(step)))
         shares = self.shares if kind == "conv" else 1
-        self.labels.append(Label(step.node.name, kind, shares * macs(step.node) if kind in ("conv", "linear") else 0))
+        work = shares * self.once(macs, step.node) if kind in ("conv", "linear") else 0
+        self.labels.append(Label(step.node.name, kind, work))
 
     def _conv(self, step: ConvStep, tile: Tile) -> native.Conv:
-        node, out = conv_node(step), step.writes[0]
+        node, out = step.node, step.writes[0]
         rows, cols = region_of(step)
-        problem = replace(problem_of(step, self.operands.lanes, self.threads), rows=rows, cols=cols)
-        sharing = problem.sharing(tile)  # of all rows: threads that share an image don't run bands
+        problem = self.once(problem_of, step, self.operands.lanes, self.threads)
+        # Of all rows: threads that share an image don't run bands.
+        sharing = replace(problem, rows=rows, cols=cols).sharing(tile)
         steps, blocks = self._walk(step, tile, self.threads if sharing else 1)
         tail = node.tail
         scale, shift = (None, None) if tail is None else (tail.scale, tail.shift)
@@ -164,22 +179,14 @@ class Writer:
 
     def _walk(self, step: ConvStep, tile: Tile, parts: int) -> tuple[Walk, int]:
         """The order of a convolution's weights, and in how many blocks of input channels they come."""
-        node, x, operands = conv_node(step), step.x.planes, self.operands
+        node, x, operands = step.node, step.x.planes, self.operands
         assert x is not None
         blocks = max(tile.blocks, operands.fewest_blocks(node, x))
         if blocks > 1:
             self.scratch = max(self.scratch, node.out.channels * tile.vectors * operands.vector * self.threads)
-        key = (step, tile.together, blocks, parts)
-        if key not in self.walks:
-            self.walks[key] = walk(
-                non_zeros(node, x, operands.weights),
-                operands.weights,
-                operands.vector if operands.weights == "fp32" else 1,
-                together=tile.together,
-                blocks=blocks,
-                parts=parts,
-            )
-        return self.walks[key], blocks
+        unit = operands.vector if operands.weights == "fp32" else 1
+        walked = self.once(_walked, node, x, operands.weights, unit, together=tile.together, blocks=blocks, parts=parts)
+        return walked, blocks
 
     def _gather(self, step: GatherStep) -> native.Gather:
         (source,), (target,) = step.reads, step.writes
@@ -225,7 +232,6 @@ class Writer:
 
     def _pool(self, step: PoolStep) -> native.Pool:
         node, out = step.node, step.writes[0]
-        assert isinstance(node, Pool)
         assert out.planes is not None
         grid = out.planes.grid
         return native.Pool(
@@ -269,33 +275,18 @@ class Writer:
 
     def _linear(self, step: LinearStep) -> native.Linear:
         node = step.node
-        assert isinstance(node, Linear)
-        weight = stored_values(node.weight, self.operands.weights)
-        outputs, inputs = weight.shape
-        dense = bool(np.count_nonzero(weight) >= DENSE_FROM * weight.size)
-        starts = native.ABSENT
-        if dense:
-            padded = np.pad(weight, ((0, -outputs % self.operands.lanes), (0, 0)))
-            weights = self.operands.constants.put(padded.reshape(-1, self.operands.lanes, inputs).transpose(0, 2, 1))
-        else:
-            if inputs > FARTHEST[self.operands.weights]:
-                raise ValueError(f"{node.name}: {inputs} inputs are too many for 16-bit offsets")
-            row, column = np.nonzero(weight)
-            entries = np.zeros(len(row), ENTRIES[self.operands.weights])
-            entries["offset"] = column * (4 if self.operands.weights == "fp32" else 1)
-            entries["value"] = weight[row, column]
-            weights = self.operands.constants.put(entries)
-            starts = self.operands.constants.put(np.searchsorted(row, np.arange(outputs + 1)).astype(np.int32))
+        outputs, inputs = node.weight.shape
+        written = self.once(matrix, node, self.operands.weights, self.operands.lanes)
         return native.Linear(
             in_=self.operands.at(step.reads[0]),
             out=self.operands.at(step.writes[0]),
-            weights=weights,
-            starts=starts,
+            weights=self.operands.constants.put(written.weights),
+            starts=native.ABSENT if written.starts is None else self.operands.constants.put(written.starts),
             bias=self.operands.floats(node.bias),
             step=self.operands.steps(node.weight),
             inputs=inputs,
             outputs=outputs,
-            dense=dense,
+            dense=written.starts is None,
             act=_activate(node.activation),
         )
 
@@ -324,6 +315,10 @@ class Writer:
             features=planes is None,
             act=_activate(node.activation if isinstance(node, Affine | Binary) else Activation()),
         )
+
+
+def _walked(node: Conv, x: Planes, kind: Format, unit: int, *, together: int, blocks: int, parts: int) -> Walk:
+    return walk(non_zeros(node, x, kind), kind, unit, together=together, blocks=blocks, parts=parts)
 
 
 def _activate(activation: Activation) -> native.Activate:
