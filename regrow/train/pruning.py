@@ -31,9 +31,32 @@ _SHARED = {
 }
 
 
+# What people choose from where an option of a method has no default.
+_CHOICES = {"compressor": """sign, binary, '"4 bits"', '"2:4"' or '"rank 8"'"""}
+
+
 def make_pruner(recipe: Recipe, model: nn.Module, optimizer: Optimizer, steps: int) -> Pruner:
-    """Attach the recipe's method, where an epoch has `steps` optimizer steps."""
-    method: Any = find_method(recipe.method)
+    """Attach the recipe's method, where an epoch has `steps` optimizer steps.
+
+    What the method says against its options is a `RecipeError`: nobody but the recipe has given them.
+    """
+    method = chosen_method(recipe)
+    try:
+        return _attached(recipe, method, model, optimizer, steps)
+    except TypeError as error:
+        given = f" (with options {', '.join(recipe.options)})" if recipe.options else ""
+        raise RecipeError(f"{recipe.method}: {error}{given}") from error
+
+
+def chosen_method(recipe: Recipe) -> type[Pruner]:
+    """Return the recipe's method; a name that nobody knows, or that is something else's, is a `RecipeError`."""
+    try:
+        return find_method(recipe.method)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(str(error)) from None
+
+
+def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimizer, steps: int) -> Pruner:
     if method is Fixed:
         _options(recipe, method, dict.fromkeys(("targets", "include_last")))
         return Fixed(model, optimizer, _given_masks(recipe, model))
@@ -44,6 +67,9 @@ def make_pruner(recipe: Recipe, model: nn.Module, optimizer: Optimizer, steps: i
         )
     known = method_options(method)
     options = {**_time(recipe, method, known, steps), **_options(recipe, method, known)}
+    for name, default in known.items():
+        if default is ... and name not in options:
+            raise RecipeError(f"{recipe.method} needs --options {name}=VALUE{_choices(name)}")
     pruner: Pruner = method(model, optimizer, **options)
     if method is SFP and steps % pruner.every:
         raise RecipeError(
@@ -93,6 +119,10 @@ def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> 
             hint = did_you_mean(name, known, cutoff=0.5) or f" It takes {', '.join(known)}."
             raise RecipeError(f"{recipe.method} takes no {name}, got {value!r}.{hint}")
     return given
+
+
+def _choices(option: str) -> str:
+    return f", where VALUE is {_CHOICES[option]}" if option in _CHOICES else ""
 
 
 def _parse(option: str) -> tuple[str, Any]:

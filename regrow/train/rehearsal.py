@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from regrow.analysis import Account, account
-from regrow.methods.registry import find_method, method_options
-from regrow.train.config import Recipe, RecipeError
+from regrow.methods.registry import method_options
+from regrow.train.config import Recipe
 from regrow.train.loop import make_trainer
+from regrow.train.pruning import chosen_method
 
 _BATCHES = 6
 
@@ -61,10 +62,7 @@ def rehearse(recipe: Recipe) -> Rehearsal:
 
 def _sooner(recipe: Recipe) -> Recipe:
     """Return the recipe with a mask of the final sparsity at the last batch of the rehearsal, if that can be chosen."""
-    try:
-        known = method_options(find_method(recipe.method))
-    except ValueError as error:
-        raise RecipeError(str(error)) from None
+    known = method_options(chosen_method(recipe))
     fields: dict[str, Any] = {"ramp_end": 0.0}
     if "every" in known:
         fields["every"] = _BATCHES

@@ -77,6 +77,11 @@ def test_every_method_ends_at_the_requested_sparsity(tmp_path, method):
             {"method": "feedback", "options": ("compressor='sign'",), "finetune_epochs": 2},
             "feedback has no mask that fine-tuning could keep",
         ),
+        ({"method": "feedback"}, "feedback needs --options compressor=VALUE, where VALUE is sign, binary, "),
+        (
+            {"method": "set", "options": ("zeta='much'",)},
+            "set: zeta must be a share in [0, 1], got 'much' (with options zeta='much')",
+        ),
     ],
 )
 def test_what_a_method_cannot_do_is_an_error_that_says_what_it_can(tmp_path, fields, message):
