@@ -60,6 +60,9 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
     if method is Fixed:
         _options(recipe, method, dict.fromkeys(("targets", "include_last")))
         return Fixed(model, optimizer, _given_masks(recipe, model))
+    if recipe.masks is not None:
+        own = "has none" if method is Dense else "finds its own"
+        raise RecipeError(f"masks are for method fixed, and {recipe.method} {own}: got {recipe.masks!r}")
     if issubclass(method, Feedback) and recipe.finetune_epochs:
         raise RecipeError(
             f"{recipe.method} has no mask that fine-tuning could keep, and without one it would undo the compression: "

@@ -71,6 +71,8 @@ def test_every_method_ends_at_the_requested_sparsity(tmp_path, method):
         ({"method": "set", "options": ("zeta",)}, "options must be of the form name=value"),
         ({"method": "fixed"}, "method fixed needs masks, a finished run or a model file"),
         ({"method": "fixed", "masks": "runs/none"}, "masks: runs/none does not exist"),
+        ({"method": "set", "masks": "runs/none"}, "masks are for method fixed, and set finds its own: got 'runs/none'"),
+        ({"method": "dense", "masks": "runs/none"}, "masks are for method fixed, and dense has none: got 'runs/none'"),
         ({"method": "fixed", "masks": "runs/none", "scope": "layer"}, "fixed takes no scope, got 'layer'. It takes "),
         ({"method": "fixed", "masks": "runs/none", "options": ("zeta=0.2",)}, "fixed takes no zeta, got 0.2"),
         (
