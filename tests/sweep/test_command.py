@@ -14,16 +14,17 @@ def sweep(tmp_path):
 
 
 def test_a_sweep_is_listed_run_and_found_finished(capsys, tmp_path, sweep):
-    arguments = ("sweep", sweep, "--out", tmp_path / "runs")
+    runs = tmp_path / "[bold]runs"
+    arguments = ("sweep", sweep, "--out", runs)
     code, said, _ = call(capsys, *arguments, "--dry-run")
     assert code == 0
     assert said.count("to do") == 2
     assert "2 runs, 0 finished. Nothing was started." in said
-    assert not (tmp_path / "runs").exists()
+    assert not runs.exists()
     code, said, _ = call(capsys, *arguments, "--workers", "1")
     assert code == 0
     assert said.startswith("2 runs, 1 at a time\n1/2  digits-small-dpf90-s0-")
-    assert f"all finished. See them with: regrow report {tmp_path / 'runs'}" in said
+    assert f"all finished. See them with: regrow report {runs}" in said
     code, said, _ = call(capsys, *arguments, "--dry-run")
     assert "2 runs, 2 finished" in said
     assert said.count("finished  top-1") == 2

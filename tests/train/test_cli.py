@@ -7,6 +7,9 @@ import sys
 import pytest
 
 from regrow.cli import main
+from regrow.commands import demo
+from regrow.train.console import make_console
+from regrow.train.display import Display
 from regrow.train.run import run
 from tests.train.test_run import METHODS, QUICK
 
@@ -260,6 +263,32 @@ def test_the_demo_shows_what_pruning_in_one_shot_destroys_and_dpf_does_not(capsy
     assert top1["one-shot"] < 50 < 90 < top1["DPF"]
     assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000
     assert "What to try next" in said
+
+
+def test_a_folder_is_printed_by_its_own_name(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "a[red]b:cat:"
+    code, said, _ = call(capsys, "train", "digits", *QUICK_OPTIONS, "--out", name)
+    assert code == 0
+    assert f"folder      {name} " in said
+    assert f"files in {name}\n" in said
+    fixed = ("--method", "fixed", "--masks", name, "--out", f"{name}2")
+    assert f"those of {name} " in call(capsys, "train", "digits", *QUICK_OPTIONS, *fixed)[1]
+
+
+def test_a_warning_is_printed_as_it_is(capsys):
+    Display().warn("layer [0] has 3 [/] of :cat:")
+    assert capsys.readouterr().out == "warning: layer [0] has 3 [/] of :cat:\n"
+
+
+def test_the_demo_says_what_its_picture_needs(capsys, finished, tmp_path, monkeypatch):
+    def draw(out):
+        raise ImportError
+
+    monkeypatch.setattr(demo, "draw", draw)
+    (tmp_path / "dense").symlink_to(finished)
+    demo._show_files(make_console(), tmp_path, finished / "model.safetensors")
+    assert 'needs altair: pip install "regrow[report]"\n' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [["train", "--help"], ["recipes"], ["--version"]])
