@@ -84,7 +84,7 @@ class Recipe:
     decay_at: Literal["dense", "pruned"] | None = None
     """Whether weight decay acts on the dense weights w, which is the default, or on the pruned ones ŵ."""
     options: tuple[str, ...] = ()
-    """More options of the method, such as zeta=0.2 for set or inference=true for snip; see `regrow methods NAME`."""
+    """More options of the method, such as zeta=0.2, channels=true or criterion=rms; see `regrow methods NAME`."""
     masks: str | None = None
     """A finished run or a model file whose zeros stay zero, for method fixed."""
     ramp_end: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Any, get_type_hints
@@ -30,6 +31,8 @@ _SHARED = {
     "every": "every",
 }
 
+# A text that needs no quotes: nothing else in TOML looks like it but true, false, inf and nan.
+_WORD = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 
 # What people choose from where an option of a method has no default.
 _CHOICES = {"compressor": """sign, binary, '"4 bits"', '"2:4"' or '"rank 8"'"""}
@@ -121,6 +124,8 @@ def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> 
         if name not in known:
             hint = did_you_mean(name, known, cutoff=0.5) or f" It takes {', '.join(known)}."
             raise RecipeError(f"{recipe.method} takes no {name}, got {value!r}.{hint}")
+        if isinstance(known[name], bool) and not isinstance(value, bool):
+            raise RecipeError(f"{name} must be true or false, got {value!r}")
     return given
 
 
@@ -129,18 +134,21 @@ def _choices(option: str) -> str:
 
 
 def _parse(option: str) -> tuple[str, Any]:
-    """Split `name=value`; the value is read as TOML does.
+    """Split `name=value`; the value is read as TOML does, but for a word, which needs no quotes.
 
-    >>> _parse("zeta=0.2")
-    ('zeta', 0.2)
+    >>> _parse("zeta=0.2"), _parse("criterion=rms")
+    (('zeta', 0.2), ('criterion', 'rms'))
     """
     name, equals, value = option.partition("=")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"] if equals and "\n" not in value else None
     except tomllib.TOMLDecodeError:
-        parsed = None
+        parsed = value.strip() if _WORD.fullmatch(value.strip()) else None
     if parsed is None:
-        raise RecipeError(f"options must be of the form name=value with a value as in TOML, got {option!r}")
+        raise RecipeError(
+            f"options must be of the form name=value with a number, true, false, a word, or as in TOML a text "
+            f"in quotes or a list; got {option!r}"
+        )
     return name.strip(), tuple(parsed) if isinstance(parsed, list) else parsed
 
 
