@@ -216,6 +216,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise RecipeError(f"{path} is not a TOML file: {error}") from None
 
 
+def is_own_method(name: str) -> bool:
+    """Return whether a recipe's method is one of the package, which is known without importing any."""
+    return name in _METHODS
+
+
 def _method_name(name: str) -> str:
     """Return the one way in which a method of the package is written; that of somebody else stays as it is.
 
