@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SPARSITY = 0.95
-_COMMON = Recipe(data="digits", model="small", sparsity=SPARSITY, epochs=25, batch=64, lr=0.1, ramp_by="step")
+_COMMON = Recipe(
+    data="digits", model="small", sparsity=SPARSITY, epochs=25, batch=64, lr=0.1, ramp_by="step", threads=1
+)
 RECIPES = {
     "dense": _COMMON.changed(method="dense"),
     "one-shot": _COMMON.changed(method="oneshot", finetune_epochs=5, finetune_lr=0.01),
