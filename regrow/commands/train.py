@@ -58,7 +58,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., int]:
             name: The recipe; without one, a small network on digits is trained.
             out: Folder of the run. None: runs/ and a name made of the recipe.
             resume: Folder of a run to continue with the recipe that it holds.
-            dry_run: Train a few batches, make one mask, estimate the time, and write nothing.
+            dry_run: Train some batches, make masks, estimate the time, and write nothing.
             save_every: Seconds between checkpoints; one is written after every epoch as well.
             nproc: Processes on this machine that share each batch. For more machines see docs/scaling.md.
             restarts: With --nproc, how often all are started again after one has died.
@@ -170,6 +170,6 @@ def _rehearse(recipe: Recipe) -> int:
     print(
         f"{found.total:,} steps, {found.steps_per_epoch:,} per epoch: about {duration(found.seconds)} on this machine."
     )
-    masked = " and one mask was made at the final sparsity" if found.masked else ""
-    print(f"A few batches were trained{masked}. Nothing was written.")
+    masked = " and masks were made at the final sparsity" if found.masked else ""
+    print(f"Some batches were trained{masked}. Nothing was written.")
     return 0
