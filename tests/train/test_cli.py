@@ -5,7 +5,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from regrow import models
 from regrow.cli import main
 from regrow.commands import demo
 from regrow.train.console import make_console
@@ -235,6 +237,19 @@ def test_inspect_shows_a_network_a_run_and_a_file(capsys, finished):
         code, said, _ = call(capsys, "inspect", path)
         assert code == 0
         assert "90.0 % of the 1,476 targeted weights" in said
+
+
+def test_a_network_by_name_has_nothing_pruned_by_chance(capsys, monkeypatch):
+    built = models.build
+
+    def build(name, **options):
+        network = built(name, **options)
+        with torch.no_grad():
+            network.fc.weight[0, 0] = 0.0
+        return network
+
+    monkeypatch.setattr(models, "build", build)
+    assert "pruned 0 of " in call(capsys, "inspect", "resnet20")[1]
 
 
 def test_inspect_shows_a_run_that_is_not_finished(capsys, tmp_path):
