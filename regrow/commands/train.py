@@ -66,6 +66,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., int]:
         """
         if name != first:
             raise RecipeError(f"RECIPE comes first, before all options: regrow train {name} …")
+        _check_numbers(save_every, nproc, restarts)
         _check_resumed(resume)
         checked = Recipe.of(dataclasses.asdict(recipe))
         if dry_run:
@@ -97,6 +98,12 @@ def _resumed(arguments: Sequence[str]) -> str | None:
     return None
 
 
+def _check_numbers(save_every: float, nproc: int, restarts: int) -> None:
+    for option, value, least in (("--save-every", save_every, 0), ("--nproc", nproc, 1), ("--restarts", restarts, 0)):
+        if not value >= least:  # nan is no number of seconds either
+            raise RecipeError(f"{option} must be at least {least}, got {value:g}")
+
+
 def _check_resumed(folder: Path | None) -> None:
     """Refuse to go on with what is no run, with a recipe, too: a mistyped folder would become a new run."""
     from regrow.train.folder import read_recipe
@@ -109,9 +116,6 @@ def _check_resumed(folder: Path | None) -> None:
 def _train_together(recipe: Recipe, folder: Path | None, save_every: float, *, nproc: int, restarts: int) -> int:
     from regrow.train.launch import launch
 
-    for name, value, least in (("nproc", nproc, 1), ("restarts", restarts, 0)):
-        if value < least:
-            raise RecipeError(f"{name} must be at least {least}, got {value}")
     return launch(_explained, (recipe, folder, save_every), nproc=nproc, restarts=restarts)
 
 

@@ -162,7 +162,13 @@ def test_a_recipe_after_the_options_is_not_overlooked(capsys, tmp_path, monkeypa
         (("train", "digits", "--seed", "99999999999999999999999"), "seed must be below 2**63"),
         (("recipes", "cifar-resnet-20"), "Did you mean 'cifar-resnet20'"),
         (("inspect", "resnet-20"), "Did you mean 'resnet20'"),
-        (("trein", "digits"), "train"),
+        (("trian", "digits"), "'trian' is no command. Did you mean 'train'? The commands are train, sweep, "),
+        (("xyz",), "regrow: 'xyz' is no command. The commands are train, sweep, "),
+        (("train", "digits", "--save-every", "-3"), "--save-every must be at least 0, got -3"),
+        (("train", "digits", "--save-every", "nan"), "--save-every must be at least 0, got nan"),
+        (("train", "digits", "--nproc", "0"), "--nproc must be at least 1, got 0"),
+        (("train", "digits", "--nproc", "-2", "--dry-run"), "--nproc must be at least 1, got -2"),
+        (("train", "digits", "--restarts", "-1"), "--restarts must be at least 0, got -1"),
     ],
 )
 def test_a_mistake_is_answered_with_what_was_probably_meant(capsys, tmp_path, monkeypatch, arguments, message):
