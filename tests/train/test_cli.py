@@ -162,7 +162,7 @@ def test_a_recipe_after_the_options_is_not_overlooked(capsys, tmp_path, monkeypa
         (("train", "digits", "--seed", "99999999999999999999999"), "seed must be below 2**63"),
         (("recipes", "cifar-resnet-20"), "Did you mean 'cifar-resnet20'"),
         (("inspect", "resnet-20"), "Did you mean 'resnet20'"),
-        (("trian", "digits"), "'trian' is no command. Did you mean 'train'? The commands are train, sweep, "),
+        (("trein", "digits"), "'trein' is no command. Did you mean 'train'? The commands are train, sweep, "),
         (("xyz",), "regrow: 'xyz' is no command. The commands are train, sweep, "),
         (("train", "digits", "--save-every", "-3"), "--save-every must be at least 0, got -3"),
         (("train", "digits", "--save-every", "nan"), "--save-every must be at least 0, got nan"),
