@@ -44,16 +44,16 @@ def bench(
         size: Height and width of the input of a network given by name. None: 32.
     """
     import torch
-    from rich.console import Console
 
     from regrow.deploy.bench.compare import compare
+    from regrow.train.console import make_console
 
     _check(batch, threads, seconds, against, environment)
     network = _network(what, sparsity, {"classes": classes, "channels": channels, "size": size})
     shape = network.architecture.input_shape
     x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
     python = str(environment / "bin" / "python") if environment is not None else None
-    with Console(stderr=True).status("loading") as status:
+    with make_console(stderr=True).status("loading") as status:
         found = compare(network, x, threads=threads, seconds=seconds, deepsparse=python, tell=status.update)
     image = " x ".join(str(side) for side in shape)
     print(f"{network.architecture.name}, {found.sparsity:.1%} zeros, {batch} x {image}, {_count(threads)}\n")

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SPARSITY = 0.95
-_COMMON = Recipe(data="digits", model="small", sparsity=SPARSITY, epochs=25, batch=64, lr=0.1, ramp_by="step")
+_COMMON = Recipe(
+    data="digits", model="small", sparsity=SPARSITY, epochs=25, batch=64, lr=0.1, ramp_by="step", threads=1
+)
 RECIPES = {
     "dense": _COMMON.changed(method="dense"),
     "one-shot": _COMMON.changed(method="oneshot", finetune_epochs=5, finetune_lr=0.01),
@@ -37,16 +39,16 @@ def demo(out: Path = Path("runs/demo")) -> int:
     Args:
         out: Folder for the runs, the sparse model and the picture. What is finished there is not repeated.
     """
-    from rich.console import Console
+    from rich.text import Text
 
     from regrow.deploy.pack import save
+    from regrow.train.console import make_console
     from regrow.train.run import run
 
-    console = Console(highlight=False)
-    console.print(
-        f"[bold]regrow demo[/bold]: a network of 23,184 convolution weights learns digits, "
-        f"then with {100 * SPARSITY:g} % of them pruned.\n"
-    )
+    console = make_console()
+    what = "a network of 23,184 convolution weights learns digits"
+    pruned = f"then with {100 * SPARSITY:g} % of them pruned"
+    console.print(Text.assemble(("regrow demo", "bold"), f": {what}, {pruned}.\n"))
     for name, recipe in RECIPES.items():
         run(recipe, out / name, listeners=[_display(console, name)])
     rows = list(comparison(out))
@@ -88,7 +90,7 @@ def _display(console: Console, name: str) -> Any:
 
     def show(event: Event) -> None:
         if isinstance(event, Started):
-            console.print(f"[bold]{name}[/bold]")
+            console.print(name, style="bold")
         display(event)
         if isinstance(event, Finished):
             console.print()

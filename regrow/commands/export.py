@@ -49,11 +49,14 @@ def export(
     """
     to = to or ("program" if shrink else "packed")
     _check_options(to, dtype, sparse, for_c=(weights, lanes) != ("fp32", 4))
+    _check_rounding(round_to, shrink)
     source = Path(what)
     network = read_network(source)
     folder = source if source.is_dir() else source.parent
     path = out or folder / f"{'model' if source.is_dir() else source.stem}{_ENDINGS[to]}"
-    _make_room(path, f"model{_ENDINGS[to]}")
+    with _writing(path):
+        check_file(path, f"model{_ENDINGS[to]}")
+        path.parent.mkdir(parents=True, exist_ok=True)
     model = _shrunk(network, round_to) if shrink else network
     if to == "c":
         return _write_c(model, network, path, weights, lanes)
@@ -76,14 +79,22 @@ def _check_options(to: str, dtype: str, sparse: bool, *, for_c: bool) -> None:
         raise RecipeError(f"--weights and --lanes are for C files, not for --to {to}.")
 
 
-def _make_room(path: Path, usual: str) -> None:
-    """Make the folder that `path` goes to; where there can be no such file, say so before the work is done."""
+def _check_rounding(round_to: int, shrink: bool) -> None:
+    """Refuse what is no number of channels, and one that nothing is rounded to."""
     from regrow.train.config import RecipeError
 
-    with _writing(path):
-        if path.is_dir():
-            raise RecipeError(f"--out is a file, and {path} is a folder. Did you mean {path / usual}?")
-        path.parent.mkdir(parents=True, exist_ok=True)
+    if round_to < 1:
+        raise RecipeError(f"--round-to must be at least 1, got {round_to}. Did you mean 8?")
+    if round_to > 1 and not shrink:
+        raise RecipeError(f"--round-to {round_to} is for smaller networks: give --shrink, too.")
+
+
+def check_file(path: Path, usual: str) -> None:
+    """Refuse a folder where a file is to be written, before the work is done; `usual` is the name it might have."""
+    from regrow.train.config import RecipeError
+
+    if path.is_dir():
+        raise RecipeError(f"--out is a file, and {path} is a folder. Did you mean {path / usual}?")
 
 
 @contextmanager

@@ -15,7 +15,8 @@ def methods(name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(meta
     """List the pruning methods, or explain one: paper, defaults, deliberate differences, options.
 
     Args:
-        name: A method to explain. Its own options go to `regrow train` as `--options name=value`.
+        name: A method to explain. Its own options go to `regrow train` as `--options name=value`, where a value is a
+            number, true, false, a word, or as in TOML a text in quotes or a list.
     """
     from regrow.methods.registry import find_method, method_names, method_options
 

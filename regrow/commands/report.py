@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from regrow.commands.export import check_file
 from regrow.train.config import Recipe
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def report(
     """
     from regrow.report import write_report
 
+    check_file(out, "report.html")
     path = write_report(runs, out, title=title, note=note, published=in_the_paper, figures=figures)
     print(f"report in {path}" + (f", figures in {figures}" if figures else ""))
     return 0

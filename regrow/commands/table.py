@@ -18,12 +18,19 @@ from regrow.commands.report import report
 from regrow.commands.reproduce import reproduce
 from regrow.commands.sweep import sweep
 from regrow.commands.train import train_command
+from regrow.host.hints import did_you_mean
+from regrow.train.config import RecipeError
 
 
 def call(arguments: Sequence[str]) -> int:
     """Run the command in `arguments` and return its exit code."""
+    commands = _commands(arguments)
+    for name in arguments[:1]:
+        if not name.startswith("-") and name not in commands:
+            hint = did_you_mean(name, commands, cutoff=0.5)
+            raise RecipeError(f"{name!r} is no command.{hint} The commands are {', '.join(commands)}.")
     code: int = tyro.extras.subcommand_cli_from_dict(
-        _commands(arguments),
+        commands,
         prog="regrow",
         description="Train sparse neural networks in one pass. Start with: regrow train digits",
         args=list(arguments) or ["--help"],

@@ -58,7 +58,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., int]:
             name: The recipe; without one, a small network on digits is trained.
             out: Folder of the run. None: runs/ and a name made of the recipe.
             resume: Folder of a run to continue with the recipe that it holds.
-            dry_run: Train a few batches, make one mask, estimate the time, and write nothing.
+            dry_run: Train some batches, make masks, estimate the time, and write nothing.
             save_every: Seconds between checkpoints; one is written after every epoch as well.
             nproc: Processes on this machine that share each batch. For more machines see docs/scaling.md.
             restarts: With --nproc, how often all are started again after one has died.
@@ -66,6 +66,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., int]:
         """
         if name != first:
             raise RecipeError(f"RECIPE comes first, before all options: regrow train {name} …")
+        _check_numbers(save_every, nproc, restarts)
         _check_resumed(resume)
         checked = Recipe.of(dataclasses.asdict(recipe))
         if dry_run:
@@ -97,6 +98,12 @@ def _resumed(arguments: Sequence[str]) -> str | None:
     return None
 
 
+def _check_numbers(save_every: float, nproc: int, restarts: int) -> None:
+    for option, value, least in (("--save-every", save_every, 0), ("--nproc", nproc, 1), ("--restarts", restarts, 0)):
+        if not value >= least:  # nan is no number of seconds either
+            raise RecipeError(f"{option} must be at least {least}, got {value:g}")
+
+
 def _check_resumed(folder: Path | None) -> None:
     """Refuse to go on with what is no run, with a recipe, too: a mistyped folder would become a new run."""
     from regrow.train.folder import read_recipe
@@ -109,9 +116,6 @@ def _check_resumed(folder: Path | None) -> None:
 def _train_together(recipe: Recipe, folder: Path | None, save_every: float, *, nproc: int, restarts: int) -> int:
     from regrow.train.launch import launch
 
-    for name, value, least in (("nproc", nproc, 1), ("restarts", restarts, 0)):
-        if value < least:
-            raise RecipeError(f"{name} must be at least {least}, got {value}")
     return launch(_explained, (recipe, folder, save_every), nproc=nproc, restarts=restarts)
 
 
@@ -170,6 +174,6 @@ def _rehearse(recipe: Recipe) -> int:
     print(
         f"{found.total:,} steps, {found.steps_per_epoch:,} per epoch: about {duration(found.seconds)} on this machine."
     )
-    masked = " and one mask was made at the final sparsity" if found.masked else ""
-    print(f"A few batches were trained{masked}. Nothing was written.")
+    masked = " and masks were made at the final sparsity" if found.masked else ""
+    print(f"Some batches were trained{masked}. Nothing was written.")
     return 0

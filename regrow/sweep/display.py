@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regrow.sweep.events import Began, Event, Update
+from regrow.train.console import make_console
 from regrow.train.text import duration
 
 
@@ -19,7 +20,7 @@ class Board:
     """Listens to a sweep and shows it; on anything but a terminal it prints the lines and no table."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or make_console()
         self._running: dict[str, tuple[float, str]] = {}
         self._total = self._before = self._done = self._failed = 0
         self._begun = time.monotonic()
@@ -68,7 +69,7 @@ class Board:
     def _print(self, name: str, text: str, style: str = "") -> None:
         ended = self._before + self._done + self._failed
         count = f"{ended:>{len(f'{self._total:,}')},}/{self._total:,}"
-        self.console.print(f"{count}  {name}  {text}", style=style, soft_wrap=True, markup=False)
+        self.console.print(f"{count}  {name}  {text}", style=style, soft_wrap=True)
 
     def _epoch(self, event: Update) -> str:
         recipe, record = event.job.recipe, event.record

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from regrow.sweep.events import Began, Event, Listener, SweepError, SweepStoppedError, Update
 from regrow.sweep.job import Job, Outcome, jobs_for
-from regrow.sweep.pools import Pool, Resources, check_place, make_pool
+from regrow.sweep.pools import Pool, Resources, check_numbers, check_place, make_pool
 from regrow.sweep.progress import Progress
 from regrow.train.config import Recipe
 from regrow.train.files import FolderError
@@ -42,12 +42,14 @@ def run_all(
     [PosixPath('runs/seeds/digits-small-dpf90-s0-9c5ed4ed'), ...]
     """
     check_place(on)
+    resources = resources or Resources()
+    check_numbers(workers=workers, retries=retries, resources=resources)
     jobs = jobs_for(recipes, Path(folder))
     sweep = _Sweep(list({job.folder: job for job in jobs}.values()), Path(folder), retries, listener or _nobody)
     if sweep.waiting:
         with (
             stop_requests() as stop,
-            contextlib.closing(make_pool(on, workers, resources or Resources(), sweep.waiting, Path(folder))) as pool,
+            contextlib.closing(make_pool(on, workers, resources, sweep.waiting, Path(folder))) as pool,
         ):
             sweep.complete(pool, stop)
     else:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from regrow.host.hints import did_you_mean
-from regrow.train.catalog import load_recipe
-from regrow.train.config import Recipe, RecipeError, read_toml
+from regrow.train.catalog import load_recipe, recipe_names
+from regrow.train.config import Recipe, RecipeError, is_own_method, read_toml
 
 _FIELDS = {field.name: field.default for field in dataclasses.fields(Recipe)}
 
@@ -31,6 +31,7 @@ def read_sweep(path: Path | str) -> list[Recipe]:
     grids = content.pop("grid", {})
     fixed = Recipe.of({**vars(base), **content}, str(path))
     recipes = [recipe for grid in _tables(grids, path) for recipe in _combinations(fixed, grid, path)]
+    _check_methods(recipes, path)
     return list(dict.fromkeys(recipes))
 
 
@@ -40,7 +41,8 @@ def _base(name: Any, path: Path) -> Recipe:
     if not isinstance(name, str):
         raise RecipeError(f"{path}: recipe must be the name of a recipe or a file, got {name!r}")
     beside = path.parent / name
-    return load_recipe(str(beside) if beside.is_file() else name)
+    # The package's own names come first: a file called like one of them is hardly meant.
+    return load_recipe(str(beside) if beside.is_file() and name not in recipe_names() else name)
 
 
 def _tables(grids: Any, path: Path) -> list[dict[str, Any]]:
@@ -72,6 +74,18 @@ def _choices(name: str, value: Any, path: Path) -> list[Any]:
     if not choices:
         raise RecipeError(f"{path}: {name} has no values, so there is nothing to run. Give at least one.")
     return choices
+
+
+def _check_methods(recipes: list[Recipe], path: Path) -> None:
+    """Find a misspelt method before anything is trained; torch is imported for what is not the package's own only."""
+    for name in dict.fromkeys(recipe.method for recipe in recipes):
+        if not is_own_method(name):
+            from regrow.methods.registry import find_method
+
+            try:
+                find_method(name)
+            except (TypeError, ValueError) as error:
+                raise RecipeError(f"{path}: {error}") from None
 
 
 def _text(point: Mapping[str, Any]) -> str:

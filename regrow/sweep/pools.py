@@ -72,6 +72,19 @@ def check_place(on: str) -> None:
         raise RecipeError(f"runs are worked on {', '.join(PLACES)}, got {on!r}.{did_you_mean(on, PLACES)}")
 
 
+def check_numbers(*, workers: int | None, retries: int, resources: Resources) -> None:
+    """Refuse what would start nothing, or wait for ever."""
+    for name, value, least in (
+        ("workers", workers, 1),
+        ("retries", retries, 0),
+        ("cpus", resources.cpus, 1),
+        ("gpus", resources.gpus, 0),
+        ("minutes", resources.minutes, 1),
+    ):
+        if value is not None and value < least:
+            raise RecipeError(f"{name} must be at least {least}, got {value}")
+
+
 def _processes(jobs: Sequence[Job], resources: Resources) -> int:
     """Return how many runs this machine's processors have room for."""
     threads = max(job.recipe.threads or resources.cpus for job in jobs)

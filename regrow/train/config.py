@@ -84,7 +84,7 @@ class Recipe:
     decay_at: Literal["dense", "pruned"] | None = None
     """Whether weight decay acts on the dense weights w, which is the default, or on the pruned ones ŵ."""
     options: tuple[str, ...] = ()
-    """More options of the method, such as zeta=0.2 for set or inference=true for snip; see `regrow methods NAME`."""
+    """More options of the method, such as zeta=0.2, channels=true or criterion=rms; see `regrow methods NAME`."""
     masks: str | None = None
     """A finished run or a model file whose zeros stay zero, for method fixed."""
     ramp_end: float | None = None
@@ -214,6 +214,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise RecipeError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"{path} is not a TOML file: {error}") from None
+
+
+def is_own_method(name: str) -> bool:
+    """Return whether a recipe's method is one of the package, which is known without importing any."""
+    return name in _METHODS
 
 
 def _method_name(name: str) -> str:

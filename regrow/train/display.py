@@ -12,6 +12,7 @@ from rich.table import Table
 from regrow import data
 from regrow.methods.registry import find_method
 from regrow.train.config import Recipe
+from regrow.train.console import make_console
 from regrow.train.events import EpochEnded, Event, Finished, Started, Stepped
 from regrow.train.pruning import ramps
 from regrow.train.text import duration, quantity
@@ -24,7 +25,7 @@ class Display:
     """
 
     def __init__(self, console: Console | None = None, *, lines_every: int = 1, tables: bool = True) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or make_console()
         self._lines_every, self._tables = lines_every, tables
         self._progress = Progress(
             TextColumn("{task.description}"),

@@ -279,11 +279,12 @@ def make_trainer(
     recipe: Recipe,
     state: Mapping[str, Any] | None = None,
     *,
+    sets: parts.Sets | None = None,
     world: World = World(),  # noqa: B008 - it is immutable
 ) -> Trainer:
     """Return the trainer; what its parts say against the recipe becomes a `RecipeError`."""
     try:
-        return Trainer(recipe, state, world=world)
+        return Trainer(recipe, state, sets=sets, world=world)
     except (DataError, RecipeError, StateError):
         raise
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Any, get_type_hints
@@ -30,13 +31,41 @@ _SHARED = {
     "every": "every",
 }
 
+# A text that needs no quotes: nothing else in TOML looks like it but true, false, inf and nan.
+_WORD = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+
+# What people choose from where an option of a method has no default.
+_CHOICES = {"compressor": """sign, binary, '"4 bits"', '"2:4"' or '"rank 8"'"""}
+
 
 def make_pruner(recipe: Recipe, model: nn.Module, optimizer: Optimizer, steps: int) -> Pruner:
-    """Attach the recipe's method, where an epoch has `steps` optimizer steps."""
-    method: Any = find_method(recipe.method)
+    """Attach the recipe's method, where an epoch has `steps` optimizer steps.
+
+    What the method says against its options is a `RecipeError`: nobody but the recipe has given them.
+    """
+    method = chosen_method(recipe)
+    try:
+        return _attached(recipe, method, model, optimizer, steps)
+    except TypeError as error:
+        given = f" (with options {', '.join(recipe.options)})" if recipe.options else ""
+        raise RecipeError(f"{recipe.method}: {error}{given}") from error
+
+
+def chosen_method(recipe: Recipe) -> type[Pruner]:
+    """Return the recipe's method; a name that nobody knows, or that is something else's, is a `RecipeError`."""
+    try:
+        return find_method(recipe.method)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(str(error)) from None
+
+
+def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimizer, steps: int) -> Pruner:
     if method is Fixed:
         _options(recipe, method, dict.fromkeys(("targets", "include_last")))
         return Fixed(model, optimizer, _given_masks(recipe, model))
+    if recipe.masks is not None:
+        own = "has none" if method is Dense else "finds its own"
+        raise RecipeError(f"masks are for method fixed, and {recipe.method} {own}: got {recipe.masks!r}")
     if issubclass(method, Feedback) and recipe.finetune_epochs:
         raise RecipeError(
             f"{recipe.method} has no mask that fine-tuning could keep, and without one it would undo the compression: "
@@ -44,6 +73,9 @@ def make_pruner(recipe: Recipe, model: nn.Module, optimizer: Optimizer, steps: i
         )
     known = method_options(method)
     options = {**_time(recipe, method, known, steps), **_options(recipe, method, known)}
+    for name, default in known.items():
+        if default is ... and name not in options:
+            raise RecipeError(f"{recipe.method} needs --options {name}=VALUE{_choices(name)}")
     pruner: Pruner = method(model, optimizer, **options)
     if method is SFP and steps % pruner.every:
         raise RecipeError(
@@ -92,22 +124,31 @@ def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> 
         if name not in known:
             hint = did_you_mean(name, known, cutoff=0.5) or f" It takes {', '.join(known)}."
             raise RecipeError(f"{recipe.method} takes no {name}, got {value!r}.{hint}")
+        if isinstance(known[name], bool) and not isinstance(value, bool):
+            raise RecipeError(f"{name} must be true or false, got {value!r}")
     return given
 
 
-def _parse(option: str) -> tuple[str, Any]:
-    """Split `name=value`; the value is read as TOML does.
+def _choices(option: str) -> str:
+    return f", where VALUE is {_CHOICES[option]}" if option in _CHOICES else ""
 
-    >>> _parse("zeta=0.2")
-    ('zeta', 0.2)
+
+def _parse(option: str) -> tuple[str, Any]:
+    """Split `name=value`; the value is read as TOML does, but for a word, which needs no quotes.
+
+    >>> _parse("zeta=0.2"), _parse("criterion=rms")
+    (('zeta', 0.2), ('criterion', 'rms'))
     """
     name, equals, value = option.partition("=")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"] if equals and "\n" not in value else None
     except tomllib.TOMLDecodeError:
-        parsed = None
+        parsed = value.strip() if _WORD.fullmatch(value.strip()) else None
     if parsed is None:
-        raise RecipeError(f"options must be of the form name=value with a value as in TOML, got {option!r}")
+        raise RecipeError(
+            f"options must be of the form name=value with a number, true, false, a word, or as in TOML a text "
+            f"in quotes or a list; got {option!r}"
+        )
     return name.strip(), tuple(parsed) if isinstance(parsed, list) else parsed
 
 

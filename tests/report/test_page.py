@@ -157,6 +157,15 @@ def test_the_command_writes_page_and_figures(runs, tmp_path):
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".svg", ".png", ".pdf"}
 
 
+@pytest.mark.parametrize("folder", [".", "/", ".."])
+def test_a_folder_in_place_of_the_page_is_explained_in_one_line(runs, tmp_path, folder):
+    command = [sys.executable, "-m", "regrow", "report", str(runs), "-o", folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"regrow: --out is a file, and {folder} is a folder. Did you mean ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_folder_without_runs_is_explained_in_one_line(tmp_path):
     command = [sys.executable, "-m", "regrow", "report", str(tmp_path), "-o", str(tmp_path / "page.html")]
     ended = subprocess.run(command, check=False, capture_output=True, text=True)

@@ -14,16 +14,17 @@ def sweep(tmp_path):
 
 
 def test_a_sweep_is_listed_run_and_found_finished(capsys, tmp_path, sweep):
-    arguments = ("sweep", sweep, "--out", tmp_path / "runs")
+    runs = tmp_path / "[bold]runs"
+    arguments = ("sweep", sweep, "--out", runs)
     code, said, _ = call(capsys, *arguments, "--dry-run")
     assert code == 0
     assert said.count("to do") == 2
     assert "2 runs, 0 finished. Nothing was started." in said
-    assert not (tmp_path / "runs").exists()
+    assert not runs.exists()
     code, said, _ = call(capsys, *arguments, "--workers", "1")
     assert code == 0
     assert said.startswith("2 runs, 1 at a time\n1/2  digits-small-dpf90-s0-")
-    assert f"all finished. See them with: regrow report {tmp_path / 'runs'}" in said
+    assert f"all finished. See them with: regrow report {runs}" in said
     code, said, _ = call(capsys, *arguments, "--dry-run")
     assert "2 runs, 2 finished" in said
     assert said.count("finished  top-1") == 2
@@ -39,6 +40,16 @@ def test_a_failed_run_is_named_with_its_reason_and_the_exit_code_says_so(capsys,
     assert "2 of 2 runs failed" in errors
     assert errors.count("no weight matches target 'conv9'") == 2
     assert "Traceback" not in errors + said
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "least"),
+    [("workers", 0, 1), ("workers", -1, 1), ("cpus", 0, 1), ("gpus", -1, 0), ("minutes", 0, 1), ("retries", -1, 0)],
+)
+def test_a_number_that_would_start_nothing_is_refused(capsys, tmp_path, sweep, option, value, least):
+    code, _, errors = call(capsys, "sweep", sweep, "--out", tmp_path / "runs", f"--{option}", value)
+    assert (code, errors) == (2, f"regrow: {option} must be at least {least}, got {value}\n")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_misspelt_field_is_answered_with_the_nearest(capsys, tmp_path, sweep):

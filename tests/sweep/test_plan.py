@@ -1,8 +1,11 @@
 """What a sweep's file means, and what is refused."""
 
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from regrow.sweep import read_sweep
+from regrow.train.catalog import load_recipe
 from regrow.train.config import Recipe, RecipeError
 
 
@@ -48,6 +51,17 @@ def test_a_sweep_without_a_grid_is_one_run_of_a_recipe_beside_it(tmp_path):
     assert sweep(tmp_path, 'recipe = "mine.toml"\nseed = 4\n') == [Recipe(epochs=3, seed=4)]
 
 
+def test_a_recipe_of_the_package_is_not_taken_for_a_file_beside_the_sweep(tmp_path):
+    (tmp_path / "digits").write_bytes(b"\x7fELF\xff")
+    assert sweep(tmp_path, 'recipe = "digits"\n') == [load_recipe("digits")]
+
+
+def test_a_method_of_another_package_is_known(tmp_path, monkeypatch):
+    point = EntryPoint("elsewhere", "regrow.methods:DPF", "regrow.methods")
+    monkeypatch.setattr("regrow.methods.registry.entry_points", lambda group: [point])
+    assert [recipe.method for recipe in sweep(tmp_path, 'method = "elsewhere"\n')] == ["elsewhere"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -60,6 +74,8 @@ def test_a_sweep_without_a_grid_is_one_run_of_a_recipe_beside_it(tmp_path):
         ("grid = 4", "grid must be a table of lists"),
         ("grid = [4]", "grid must be a table of lists"),
         ('recipe = "digts"', "Did you mean 'digits'"),
+        ('method = "sett"', "unknown method 'sett'. Did you mean 'set'"),
+        ('[grid]\nmethod = ["dpf", "sett"]', "sweep.toml: unknown method 'sett'. Did you mean 'set'"),
         ("recipe = 4", "recipe must be the name of a recipe or a file, got 4"),
         ("seed = ", "not a TOML file"),
     ],

@@ -5,8 +5,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from regrow import models
 from regrow.cli import main
+from regrow.commands import demo
+from regrow.train.console import make_console
+from regrow.train.display import Display
 from regrow.train.run import run
 from tests.train.test_run import METHODS, QUICK
 
@@ -104,7 +109,13 @@ def test_a_dry_run_estimates_the_time_and_writes_nothing(capsys, tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    "method", [*METHODS, ("feedback", "--options", "compressor='4 bits'"), ("dpf", "--epochs", "1", "--limit", "64")]
+    "method",
+    [
+        *METHODS,
+        ("feedback", "--options", "compressor='4 bits'"),
+        ("dpf", "--epochs", "1", "--limit", "64"),
+        ("sfp", "--batch", "64"),  # whose 21 steps per epoch have other divisors than 6 of 256
+    ],
 )
 def test_every_method_has_a_dry_run_that_says_what_it_did(capsys, tmp_path, monkeypatch, method):
     monkeypatch.chdir(tmp_path)
@@ -112,7 +123,7 @@ def test_every_method_has_a_dry_run_that_says_what_it_did(capsys, tmp_path, monk
     code, said, errors = call(capsys, "train", "digits", *QUICK_OPTIONS, "--method", *chosen, "--dry-run")
     assert code == 0, errors
     assert "about" in said
-    assert ("one mask was made" in said) == (chosen[0] not in ("dense", "feedback"))
+    assert ("masks were made" in said) == (chosen[0] not in ("dense", "feedback"))
 
 
 def test_a_dry_run_of_a_mask_that_was_found(capsys, finished):
@@ -141,6 +152,9 @@ def test_a_recipe_after_the_options_is_not_overlooked(capsys, tmp_path, monkeypa
         (("train", "digits", "--data", "cifar"), "Did you mean 'cifar10'"),
         (("train", "digits", "--method", "dfp"), "Did you mean 'dpf'"),
         (("train", "digits", "--method", "dfp", "--dry-run"), "Did you mean 'dpf'"),
+        (("train", "digits", "--method", "feedback"), "feedback needs --options compressor=VALUE"),
+        (("train", "digits", "--method", "feedback", "--dry-run"), "feedback needs --options compressor=VALUE"),
+        (("train", "digits", "--options", "settle='x'", "--dry-run"), "settle must be a share in [0, 1], got 'x'"),
         (("train", "digits", "--sparsity", "90"), "Did you mean 0.9?"),
         (("train", "digits", "--wieght-decay", "0.1"), "--weight-decay"),
         (("train", "digits", "--lr", "fast"), "could not convert string to float: 'fast'"),
@@ -148,7 +162,13 @@ def test_a_recipe_after_the_options_is_not_overlooked(capsys, tmp_path, monkeypa
         (("train", "digits", "--seed", "99999999999999999999999"), "seed must be below 2**63"),
         (("recipes", "cifar-resnet-20"), "Did you mean 'cifar-resnet20'"),
         (("inspect", "resnet-20"), "Did you mean 'resnet20'"),
-        (("trein", "digits"), "train"),
+        (("trein", "digits"), "'trein' is no command. Did you mean 'train'? The commands are train, sweep, "),
+        (("xyz",), "regrow: 'xyz' is no command. The commands are train, sweep, "),
+        (("train", "digits", "--save-every", "-3"), "--save-every must be at least 0, got -3"),
+        (("train", "digits", "--save-every", "nan"), "--save-every must be at least 0, got nan"),
+        (("train", "digits", "--nproc", "0"), "--nproc must be at least 1, got 0"),
+        (("train", "digits", "--nproc", "-2", "--dry-run"), "--nproc must be at least 1, got -2"),
+        (("train", "digits", "--restarts", "-1"), "--restarts must be at least 0, got -1"),
     ],
 )
 def test_a_mistake_is_answered_with_what_was_probably_meant(capsys, tmp_path, monkeypatch, arguments, message):
@@ -225,6 +245,19 @@ def test_inspect_shows_a_network_a_run_and_a_file(capsys, finished):
         assert "90.0 % of the 1,476 targeted weights" in said
 
 
+def test_a_network_by_name_has_nothing_pruned_by_chance(capsys, monkeypatch):
+    built = models.build
+
+    def build(name, **options):
+        network = built(name, **options)
+        with torch.no_grad():
+            network.fc.weight[0, 0] = 0.0
+        return network
+
+    monkeypatch.setattr(models, "build", build)
+    assert "pruned 0 of " in call(capsys, "inspect", "resnet20")[1]
+
+
 def test_inspect_shows_a_run_that_is_not_finished(capsys, tmp_path):
     class EnoughError(Exception):
         pass
@@ -257,6 +290,32 @@ def test_the_demo_shows_what_pruning_in_one_shot_destroys_and_dpf_does_not(capsy
     assert top1["one-shot"] < 50 < 90 < top1["DPF"]
     assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000
     assert "What to try next" in said
+
+
+def test_a_folder_is_printed_by_its_own_name(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "a[red]b:cat:"
+    code, said, _ = call(capsys, "train", "digits", *QUICK_OPTIONS, "--out", name)
+    assert code == 0
+    assert f"folder      {name} " in said
+    assert f"files in {name}\n" in said
+    fixed = ("--method", "fixed", "--masks", name, "--out", f"{name}2")
+    assert f"those of {name} " in call(capsys, "train", "digits", *QUICK_OPTIONS, *fixed)[1]
+
+
+def test_a_warning_is_printed_as_it_is(capsys):
+    Display().warn("layer [0] has 3 [/] of :cat:")
+    assert capsys.readouterr().out == "warning: layer [0] has 3 [/] of :cat:\n"
+
+
+def test_the_demo_says_what_its_picture_needs(capsys, finished, tmp_path, monkeypatch):
+    def draw(out):
+        raise ImportError
+
+    monkeypatch.setattr(demo, "draw", draw)
+    (tmp_path / "dense").symlink_to(finished)
+    demo._show_files(make_console(), tmp_path, finished / "model.safetensors")
+    assert 'needs altair: pip install "regrow[report]"\n' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [["train", "--help"], ["recipes"], ["--version"]])

@@ -84,6 +84,8 @@ def test_the_command_that_checks_a_c_file_works_where_it_was_printed(run, tmp_pa
         (["--to", "onxx"], "onnx"),
         (["--weights", "int8"], "--weights and --lanes are for C files"),
         (["--to", "c", "--out", "net.cpp"], "must end in .c"),
+        (["--shrink", "--round-to", "0"], "regrow: --round-to must be at least 1, got 0. Did you mean 8?\n"),
+        (["--round-to", "8"], "regrow: --round-to 8 is for smaller networks: give --shrink, too.\n"),
     ],
 )
 def test_options_that_do_not_go_together_are_answered(run, arguments, message):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regrow import models
+from regrow.commands import demo
 from regrow.data import names as data_names
 from regrow.methods.registry import find_method, imported_methods
 from regrow.train.catalog import describe, load_recipe, recipe_names
@@ -65,6 +66,12 @@ def test_the_key_tells_runs_apart_and_does_not_ask_where_they_happen():
     assert recipe.changed(threads=3, device="cuda").key() == recipe.key()
     for field, value in {"lr": 0.3, "seed": 1, "drops": (0.5,), "every": 8, "bf16": True}.items():
         assert recipe.changed(**{field: value}).key() != recipe.key()
+
+
+def test_steps_too_short_to_share_have_one_thread_and_the_runs_are_the_same():
+    assert load_recipe("digits").threads == 1
+    assert load_recipe("digits").key() == Recipe(data="digits", model="small", epochs=30, batch=64, lr=0.1).key()
+    assert {recipe.threads for recipe in demo.RECIPES.values()} == {1}
 
 
 @pytest.mark.parametrize(

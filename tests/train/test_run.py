@@ -69,13 +69,23 @@ def test_every_method_ends_at_the_requested_sparsity(tmp_path, method):
         ({"method": "set", "unit": "filter"}, "set takes no unit, got 'filter'. It takes "),
         ({"method": "set", "options": ("zetta=0.2",)}, "set takes no zetta, got 0.2. Did you mean 'zeta'?"),
         ({"method": "set", "options": ("zeta",)}, "options must be of the form name=value"),
+        ({"method": "set", "options": ("zeta=0,2",)}, "options must be of the form name=value"),
+        ({"unit": "filter", "options": ("criterion=rsm",)}, "criterion must be one of l2, l1, rms"),
+        ({"unit": "filter", "options": ("channels=True",)}, "channels must be true or false, got 'True'"),
         ({"method": "fixed"}, "method fixed needs masks, a finished run or a model file"),
         ({"method": "fixed", "masks": "runs/none"}, "masks: runs/none does not exist"),
+        ({"method": "set", "masks": "runs/none"}, "masks are for method fixed, and set finds its own: got 'runs/none'"),
+        ({"method": "dense", "masks": "runs/none"}, "masks are for method fixed, and dense has none: got 'runs/none'"),
         ({"method": "fixed", "masks": "runs/none", "scope": "layer"}, "fixed takes no scope, got 'layer'. It takes "),
         ({"method": "fixed", "masks": "runs/none", "options": ("zeta=0.2",)}, "fixed takes no zeta, got 0.2"),
         (
             {"method": "feedback", "options": ("compressor='sign'",), "finetune_epochs": 2},
             "feedback has no mask that fine-tuning could keep",
+        ),
+        ({"method": "feedback"}, "feedback needs --options compressor=VALUE, where VALUE is sign, binary, "),
+        (
+            {"method": "set", "options": ("zeta='much'",)},
+            "set: zeta must be a share in [0, 1], got 'much' (with options zeta='much')",
         ),
     ],
 )
@@ -89,6 +99,14 @@ def test_an_option_of_the_method_reaches_it(tmp_path):
         run(QUICK.changed(method="set", options=options), tmp_path / name)
     assert sum(record["flips"] for record in read_metrics(tmp_path / "still")) == 0
     assert sum(record["flips"] for record in read_metrics(tmp_path / "moving")) > 0
+
+
+def test_a_word_is_an_option_without_quotes(tmp_path):
+    bare, quoted = (
+        run(QUICK.changed(unit="filter", sparsity=0.4, options=(f"criterion={word}", "channels=true")), tmp_path / name)
+        for name, word in {"bare": " rms ", "quoted": '"rms"'}.items()
+    )
+    assert bare["test_loss"] == quoted["test_loss"]
 
 
 def test_a_mask_that_was_found_can_be_trained_from_scratch(tmp_path):
