@@ -185,3 +185,23 @@ def test_what_was_built_once_needs_no_compiler(tmp_path: Path, monkeypatch: pyte
     assert load_library().key == built.key
     with pytest.raises(NoCompilerError, match="no-such-compiler"):
         load_library(lanes=4)
+
+
+@pytest.mark.filterwarnings("ignore:the engine's kernels cannot be loaded from the cache")
+def test_a_cache_from_which_nothing_may_run_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGROW_CACHE", str(tmp_path))
+    load = kernels.ctypes.CDLL
+
+    def refuse(path: str) -> object:
+        if path.startswith(str(tmp_path)):
+            raise OSError(f"{path}: failed to map segment from shared object")
+        return load(path)
+
+    monkeypatch.setattr(kernels.ctypes, "CDLL", refuse)
+    with pytest.warns(RuntimeWarning, match="cannot be loaded from the cache and are built again.*failed to map"):
+        assert load_library().lanes
+    monkeypatch.setattr(kernels.ctypes, "CDLL", lambda path: refuse(f"{tmp_path}/{path}"))
+    kernels._load.cache_clear()
+    with pytest.warns(RuntimeWarning, match="needs a C compiler: the system does not load what"):
+        assert not regrow.compile(convolution(), X).native
+    kernels._load.cache_clear()

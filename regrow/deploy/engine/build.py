@@ -16,6 +16,7 @@ from regrow.deploy.engine.layout import side_bytes
 from regrow.deploy.engine.tiles import SHAPES, Shape
 from regrow.deploy.engine.toolchain import NoCompilerError, call, find_compiler, flags_for, processor, version_of
 from regrow.host.cores import cores
+from regrow.host.warn import warn
 
 MOST_UNITS, LEAST_KERNELS = 4, 4
 """How many compilers share a build at most, and kernels for each at least: all of them read kernels.c first."""
@@ -92,15 +93,33 @@ def _load(compiler: tuple[str, ...], flags: tuple[str, ...], folder: str, kernel
     if compiler:
         key += "-" + digest("\n".join([*compiler, version_of(compiler)]).encode())
     path = _known(Path(folder), key)
-    if path is not None:
-        handle, key = _declared(path), path.stem.removeprefix("kernels-").rpartition("-")[0]
+    handle = _cached(path)
+    if path is not None and handle is not None:
+        key = path.stem.removeprefix("kernels-").rpartition("-")[0]
     else:
-        with tempfile.TemporaryDirectory() as build:
-            built = _compile(compiler or find_compiler(), flags, kernels, Path(build))
-            content = built.read_bytes()
-            path = Path(folder) / f"kernels-{key}-{digest(content)}.so"
-            handle = _declared(path if remember(path, content) else built)
+        handle = _built(compiler or find_compiler(), flags, Path(folder), kernels, key)
     return Library(handle, handle.regrow_lanes(), key, compiler, flags)
+
+
+def _cached(path: Path | None) -> ctypes.CDLL | None:
+    """A library in the cache, unless the system refuses to run what is there (a folder mounted with noexec)."""
+    try:
+        return None if path is None else _declared(path)
+    except OSError as error:
+        warn(f"the engine's kernels cannot be loaded from the cache and are built again: {error}", RuntimeWarning)
+        return None
+
+
+def _built(compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, kernels: Kernels, key: str) -> ctypes.CDLL:
+    """The library, built now, and remembered if the cache can hold it."""
+    with tempfile.TemporaryDirectory() as build:
+        built = _compile(compiler, flags, kernels, Path(build))
+        content = built.read_bytes()
+        path = folder / f"kernels-{key}-{digest(content)}.so"
+        try:
+            return _cached(path if remember(path, content) else None) or _declared(built)
+        except OSError as error:
+            raise NoCompilerError(f"the system does not load what {compiler[0]} has built: {error}") from error
 
 
 def _known(folder: Path, key: str) -> Path | None:

@@ -37,10 +37,7 @@ class Constants:
     def joined(self) -> NDArray[np.uint8]:
         """All of it, never empty, in memory that the kernels read it from: a large network's weights are there once."""
         size = self._size or ALIGNMENT
-        block = allocate(size)
-        memory = np.frombuffer(block.owner, np.uint8)
-        first = block.address - memory.ctypes.data
-        joined = memory[first : first + size]
+        joined = allocate(size).array[:size]
         for pieces in self._pieces.values():
             for offset, data in pieces:
                 joined[offset : offset + data.nbytes] = data

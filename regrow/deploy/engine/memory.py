@@ -6,6 +6,9 @@ import ctypes
 import mmap
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 HUGE_PAGE = 2 << 20
 HUGE_FROM = 256 << 10
 
@@ -18,9 +21,12 @@ class Block:
     address: int
     size: int
 
-    def write(self, data: bytes) -> None:
-        """Copy `data` to the start."""
-        ctypes.memmove(self.address, data, len(data))
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """Its bytes, for as long as somebody holds them."""
+        whole = np.frombuffer(self.owner, np.uint8)
+        first = self.address - whole.ctypes.data
+        return whole[first : first + self.size]
 
 
 def allocate(size: int) -> Block:

@@ -32,12 +32,12 @@ def share_schedule(graph: Graph, lanes: int, shares: int) -> Schedule | None:
         return None
     known: dict[Value, Value] = {}
     share = Graph(tuple(_cut(node, shares, known) for node in graph.nodes), graph.output)
-    plan = schedule(share, lanes, shares=shares)
-    boxes = boxes_of(plan.steps, lanes)
-    moves = any(isinstance(step, GatherStep) and step.reads[0].planes is not None for step in plan.steps)
+    found = schedule(share, lanes, shares=shares)
+    boxes = boxes_of(found.steps, lanes)
+    moves = any(isinstance(step, GatherStep) and step.reads[0].planes is not None for step in found.steps)
     if moves or not all(_suits(image.planes) for image in boxes if image.planes is not None):
         return None  # moves would be of rows that others have
-    return replace(plan, boxes=boxes)
+    return replace(found, boxes=boxes)
 
 
 def _suits(planes: Planes) -> bool:
