@@ -10,7 +10,6 @@ import torch
 from regrow import models
 from regrow.cli import main
 from regrow.commands import demo
-from regrow.train.console import make_console
 from regrow.train.display import Display
 from regrow.train.run import run
 from tests.train.test_run import METHODS, QUICK
@@ -308,14 +307,17 @@ def test_a_warning_is_printed_as_it_is(capsys):
     assert capsys.readouterr().out == "warning: layer [0] has 3 [/] of :cat:\n"
 
 
-def test_the_demo_says_what_its_picture_needs(capsys, finished, tmp_path, monkeypatch):
+def test_the_demo_says_what_its_picture_needs(capsys, tmp_path, monkeypatch):
     def draw(out):
         raise ImportError
 
+    quick = {name: recipe.changed(width=4, epochs=1, batch=256) for name, recipe in demo.RECIPES.items()}
+    monkeypatch.setattr(demo, "RECIPES", quick)
     monkeypatch.setattr(demo, "draw", draw)
-    (tmp_path / "dense").symlink_to(finished)
-    demo._show_files(make_console(), tmp_path, finished / "model.safetensors")
-    assert 'needs altair: pip install "regrow[report]"\n' in capsys.readouterr().out
+    code, said, _ = call(capsys, "demo", "--out", tmp_path / "[demo]")
+    assert code == 0
+    assert 'needs altair: pip install "regrow[report]"\n' in said
+    assert f"regrow inspect {tmp_path / '[demo]' / 'DPF'}" in said
 
 
 @pytest.mark.parametrize("command", [["train", "--help"], ["recipes"], ["--version"]])
