@@ -156,12 +156,10 @@ def test_arrays_of_any_order_and_access_are_taken() -> None:
         np.testing.assert_allclose(compiled(given), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["resnet20", "densenet40"])
-def test_what_was_shrunk_with_indices_is_compiled(name: str, tmp_path: Path) -> None:
-    model, x = prune_filters(train_like(regrow.models.build(name)).eval(), 0.6), torch.randn(2, 3, 32, 32)
+def test_what_was_shrunk_with_indices_is_compiled(tmp_path: Path) -> None:
+    model, x = prune_filters(train_like(regrow.models.build("resnet20")).eval(), 0.6), torch.randn(2, 3, 32, 32)
     small = regrow.shrink(model, x)
-    indexed = any(node.target is torch.index_select for node in small.graph.nodes)
-    assert indexed == (name == "resnet20")
+    assert any(node.target is torch.index_select for node in small.graph.nodes)
     compiled = regrow.compile(small, x, tune=False)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)

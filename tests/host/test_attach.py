@@ -75,7 +75,7 @@ def test_meta_and_float8_parameters_are_refused():
     tiny = small_cnn()
     tiny[3].weight = nn.Parameter(tiny[3].weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
     with pytest.raises(TypeError, match=r"3\.weight holds torch\.float8_e4m3fn: weights of 16, 32 or 64 bit"):
-        regrow.DPF(tiny, sgd(tiny), sparsity=0.5)
+        regrow.DPF(tiny, sgd(tiny), sparsity=0.5, targets="3")
     tiny[3].weight = nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))
     with pytest.raises(TypeError, match=r"3\.weight holds torch\.complex64"):
         regrow.DPF(tiny, sgd(tiny), sparsity=0.5)

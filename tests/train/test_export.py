@@ -69,6 +69,7 @@ def test_a_c_file_says_what_it_needs_and_checks_itself(run, tmp_path):
     subprocess.run([str(tmp_path / "check")], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs cc")
 def test_the_command_that_checks_a_c_file_works_where_it_was_printed(run, tmp_path):
     done = cli("export", run, "--to", "c", "--out", tmp_path / "a folder" / "net.c")

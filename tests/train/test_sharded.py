@@ -55,6 +55,7 @@ def stop_at(recipe, folder, step):
         run(recipe, folder, listeners=[asking(step)])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_taken_over_by_another_number_of_processes(tmp_path):
     # Without batch norm's dependence on shares there would be rounding only: the learning rate keeps the rest small.
     recipe = SHARDED.changed(lr=1e-4, optimizer="adam")
