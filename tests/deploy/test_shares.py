@@ -127,7 +127,7 @@ def drawn_plan(data: st.DataObject, model: nn.Module, x: Tensor, lanes: int, sha
     return write_plan(steps, [data.draw(st.sampled_from(offer)) for offer in offers])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), shares=st.integers(2, 4), lanes=st.sampled_from([4, 8]))
 def test_shares_give_what_torch_gives(data: st.DataObject, shares: int, lanes: int) -> None:
     model, x = data.draw(networks(shares))

@@ -87,6 +87,7 @@ def run_rank(rank: int, port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_that_see_different_batches_hold_the_same_masks(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

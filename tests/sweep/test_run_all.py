@@ -139,6 +139,7 @@ def test_a_run_that_another_process_works_on_is_waited_for(tmp_path):
     assert f"in use by process {os.getpid()}" in events[2].text
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_takes_its_workers_along_and_the_next_one_goes_on(tmp_path):
     long = RECIPE.changed(epochs=12, sparsity=0.5)
     (tmp_path / "sweep.toml").write_text(long.to_toml() + "[grid]\nseed = [0, 1]\n", encoding="utf-8")

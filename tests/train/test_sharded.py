@@ -43,6 +43,7 @@ def test_a_sharded_run_ends_where_a_replicated_one_does_and_leaves_the_same_file
     assert list(read_result(tmp_path / "sharded")) == list(read_result(tmp_path / "replicated"))
 
 
+@pytest.mark.slow
 def test_a_sharded_run_goes_on_bit_for_bit(tmp_path):
     run_together(2, train_all, {"whole": SHARDED}, tmp_path)
     run_together(2, stop_in_between, SHARDED, tmp_path / "parts", [1, 30, 50])
@@ -55,7 +56,6 @@ def stop_at(recipe, folder, step):
         run(recipe, folder, listeners=[asking(step)])
 
 
-@pytest.mark.slow
 def test_a_checkpoint_is_taken_over_by_another_number_of_processes(tmp_path):
     # Without batch norm's dependence on shares there would be rounding only: the learning rate keeps the rest small.
     recipe = SHARDED.changed(lr=1e-4, optimizer="adam")
