@@ -33,6 +33,14 @@ def explain(error: Exception) -> int:
     return code
 
 
+def check_file(path: Path, usual: str) -> None:
+    """Refuse a folder where a file is to be written, before the work is done; `usual` is the name it might have."""
+    from regrow.train.config import RecipeError
+
+    if path.is_dir():
+        raise RecipeError(f"--out is a file, and {path} is a folder. Did you mean {path / usual}?")
+
+
 def _expected(error: Exception) -> bool:
     from regrow.data import DataError
     from regrow.deploy.container import FormatError

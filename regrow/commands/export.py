@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from regrow.commands.errors import check_file
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -87,14 +89,6 @@ def _check_rounding(round_to: int, shrink: bool) -> None:
         raise RecipeError(f"--round-to must be at least 1, got {round_to}. Did you mean 8?")
     if round_to > 1 and not shrink:
         raise RecipeError(f"--round-to {round_to} is for smaller networks: give --shrink, too.")
-
-
-def check_file(path: Path, usual: str) -> None:
-    """Refuse a folder where a file is to be written, before the work is done; `usual` is the name it might have."""
-    from regrow.train.config import RecipeError
-
-    if path.is_dir():
-        raise RecipeError(f"--out is a file, and {path} is a folder. Did you mean {path / usual}?")
 
 
 @contextmanager

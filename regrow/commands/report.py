@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from regrow.commands.export import check_file
+from regrow.commands.errors import check_file
 from regrow.train.config import Recipe
 
 if TYPE_CHECKING:

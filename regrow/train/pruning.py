@@ -34,9 +34,6 @@ _SHARED = {
 # A text that needs no quotes: nothing else in TOML looks like it but true, false, inf and nan.
 _WORD = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 
-# What people choose from where an option of a method has no default.
-_CHOICES = {"compressor": """sign, binary, '"4 bits"', '"2:4"' or '"rank 8"'"""}
-
 
 def make_pruner(recipe: Recipe, model: nn.Module, optimizer: Optimizer, steps: int) -> Pruner:
     """Attach the recipe's method, where an epoch has `steps` optimizer steps.
@@ -75,7 +72,7 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
     options = {**_time(recipe, method, known, steps), **_options(recipe, method, known)}
     for name, default in known.items():
         if default is ... and name not in options:
-            raise RecipeError(f"{recipe.method} needs --options {name}=VALUE{_choices(name)}")
+            raise RecipeError(f"{recipe.method} needs --options {name}=VALUE: see regrow methods {recipe.method}")
     pruner: Pruner = method(model, optimizer, **options)
     if method is SFP and steps % pruner.every:
         raise RecipeError(
@@ -127,10 +124,6 @@ def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> 
         if isinstance(known[name], bool) and not isinstance(value, bool):
             raise RecipeError(f"{name} must be true or false, got {value!r}")
     return given
-
-
-def _choices(option: str) -> str:
-    return f", where VALUE is {_CHOICES[option]}" if option in _CHOICES else ""
 
 
 def _parse(option: str) -> tuple[str, Any]:

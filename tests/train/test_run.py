@@ -82,7 +82,7 @@ def test_every_method_ends_at_the_requested_sparsity(tmp_path, method):
             {"method": "feedback", "options": ("compressor='sign'",), "finetune_epochs": 2},
             "feedback has no mask that fine-tuning could keep",
         ),
-        ({"method": "feedback"}, "feedback needs --options compressor=VALUE, where VALUE is sign, binary, "),
+        ({"method": "feedback"}, "feedback needs --options compressor=VALUE: see regrow methods feedback"),
         (
             {"method": "set", "options": ("zeta='much'",)},
             "set: zeta must be a share in [0, 1], got 'much' (with options zeta='much')",
