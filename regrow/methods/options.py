@@ -54,12 +54,10 @@ def needed(method: object, value: int | None, name: str, meaning: str) -> int:
     return value
 
 
-def check_constant(method: object, sparsity: float) -> float:
+def check_constant(method: object, sparsity: float, why: str = "is sparse from the start") -> float:
     """Return `sparsity` if it is a number; a ramp would start such a method with nothing pruned."""
     if callable(sparsity):
-        raise TypeError(
-            f"{type(method).__name__} is sparse from the start: sparsity must be a number, got {sparsity!r}"
-        )
+        raise TypeError(f"{type(method).__name__} {why}: sparsity must be a number, got {sparsity!r}")
     return sparsity
 
 
