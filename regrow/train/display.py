@@ -158,7 +158,7 @@ def _sparsity(recipe: Recipe) -> str:
     if recipe.method == "oneshot":
         return f"{pruned}, all at once after {recipe.epochs} epochs"
     if "total_steps" in method_options(find_method(recipe.method)):
-        return f"{pruned}, on a schedule of its own: see regrow methods {recipe.method}"
+        return f"{pruned}, on the method's own schedule"
     end = recipe.ramp_share * recipe.epochs if ramps(find_method(recipe.method)) else 0
     return f"{pruned}, " + (f"reached after {end:.4g} epochs" if end else "from the first step")
 
