@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -36,6 +36,7 @@ class DSR(Rewire):
         cost="one comparison, one draw and one selection per layer",
         budget="uniform at first, then by what survives",
     )
+    period = 100
     until = 0.95
     shared = (*Rewire.shared, "drop")
 
@@ -45,7 +46,7 @@ class DSR(Rewire):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int = 100,
+        every: int | Literal["auto"] = 100,
         total: int | None = None,
         drop: int | None = None,
         threshold: float = 1e-3,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -41,7 +41,7 @@ class Pruner(BasePruner):
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int = 16,
+        every: int | Literal["auto"] = 16,
         scope: Scope = "global",
         unit: str = "weight",
         criterion: Criterion | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import ClassVar, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from regrow.choices.budget import Scope, keep_largest
 from regrow.choices.random import uniform
 from regrow.host.shards import held
 from regrow.host.targets import TargetSpec
-from regrow.methods.options import check_constant, needed
+from regrow.methods.options import EPOCH, check_constant, needed, needed_period
 from regrow.methods.pruner import Pruner
 
 
@@ -39,6 +39,7 @@ class Rewire(Pruner, ABC):
     include_last: ClassVar[bool] = False
     until: ClassVar[float] = 1.0
     fresh_momentum: ClassVar[bool] = False
+    period = EPOCH
     shared = (*Pruner.shared, "total", "seed")
 
     def __init__(
@@ -47,7 +48,7 @@ class Rewire(Pruner, ABC):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | None,
+        every: int | Literal["auto"] | None,
         total: int | None,
         seed: int = 0,
         scope: Scope | None = None,
@@ -56,13 +57,12 @@ class Rewire(Pruner, ABC):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.total = needed(self, total, "total", "the optimizer steps of the whole training: epochs * len(loader)")
-        every = needed(self, every, "every", "the optimizer steps between updates: every=len(loader) is once per epoch")
-        self.seed = seed
+        self.total_steps, self.seed = self.total, seed
         super().__init__(
             model,
             optimizer,
             sparsity=check_constant(self, sparsity),
-            every=every,
+            every=needed_period(self, every),
             scope=scope or self.scope,
             targets=targets,
             include_last=self.include_last if include_last is None else include_last,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Required, Unpack
+from typing import Literal, Required, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class SteadyOptions(Options, total=False):
     """The options of `Pruner`."""
 
     sparsity: Required[float | Schedule]
-    every: int
+    every: int | Literal["auto"]
 
 
 class Steady(Pruner, ABC):
@@ -58,6 +58,7 @@ class Steady(Pruner, ABC):
             self._rest = round(self.total * (1 - settle))
         elif total is not None:
             check_steps("total", total)
+        self.total_steps = total
         super().__init__(model, optimizer, **options)
 
     def hold(self, target: Target) -> Weight:
