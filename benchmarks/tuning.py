@@ -82,8 +82,8 @@ def rate_lines(chosen: Sequence[tuple[str, Choice]]) -> str:
     return text.getvalue()
 
 
-def main() -> None:
-    collect([Path(each) for each in sys.argv[1:]])
+def main(runs: Sequence[str]) -> None:
+    collect([Path(each) for each in runs])
     chosen = choices()
     if chosen:
         CHOICES.write_text(json.dumps(choice_rows(chosen), indent=1) + "\n")
@@ -95,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
