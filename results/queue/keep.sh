@@ -10,6 +10,6 @@ if [ -f "$run/result.json" ]; then
     echo "the long run is finished: python -m benchmarks.collect $run -o results/cifar10-resnet20.jsonl, then remove $kept"
 else
     mkdir -p "$kept"
-    cp "$run"/{checkpoint.pt,metrics.jsonl,recipe.toml,environment.json} "$folder/machines.jsonl" "$kept/"
+    cp "$run"/{checkpoint.pt,metrics.jsonl,recipe.toml} "$folder/machines.jsonl" "$kept/"
     echo "kept the long run at epoch $(wc -l < "$kept/metrics.jsonl")"
 fi
