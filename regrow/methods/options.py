@@ -66,12 +66,10 @@ EPOCH = 391
 """Steps of an epoch in the paper's comparison (CIFAR-10, batch 128): the period of methods that update every epoch."""
 
 
-def check_constant(method: object, sparsity: float) -> float:
+def check_constant(method: object, sparsity: float, why: str = "is sparse from the start") -> float:
     """Return `sparsity` if it is a number; a ramp would start such a method with nothing pruned."""
     if callable(sparsity):
-        raise TypeError(
-            f"{type(method).__name__} is sparse from the start: sparsity must be a number, got {sparsity!r}"
-        )
+        raise TypeError(f"{type(method).__name__} {why}: sparsity must be a number, got {sparsity!r}")
     return sparsity
 
 

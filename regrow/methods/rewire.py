@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from regrow.choices.budget import Scope, keep_largest
 from regrow.choices.random import uniform
+from regrow.core.schedule import Schedule
 from regrow.host.shards import held
 from regrow.host.targets import TargetSpec
 from regrow.methods.options import EPOCH, check_constant, needed, needed_period
@@ -61,7 +62,7 @@ class Rewire(Pruner, ABC):
         super().__init__(
             model,
             optimizer,
-            sparsity=check_constant(self, sparsity),
+            sparsity=self.ramp(sparsity),
             every=needed_period(self, every),
             scope=scope or self.scope,
             targets=targets,
@@ -72,6 +73,10 @@ class Rewire(Pruner, ABC):
     @abstractmethod
     def rewire(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Return (name, mask) pairs with as many connections as there are now."""
+
+    def ramp(self, sparsity: float) -> float | Schedule:
+        """Return the sparsity over time, which is constant unless a method has a ramp of its own."""
+        return check_constant(self, sparsity)
 
     def due(self, t: int) -> bool:
         """Return whether connections move at step `t`; at the end of training they do not."""
@@ -99,6 +104,11 @@ class Rewire(Pruner, ABC):
     def count(self, mask: Tensor) -> int:
         """Return how many elements of a mask are True, over all shards."""
         return self.shards.counts([mask])[0]
+
+    def copied_gradients(self) -> dict[str, Tensor]:
+        """Return copies of the gradients, over which some optimizers write (Nesterov)."""
+        known = {name: target.grad for name, target in self.targets.items()}
+        return {name: gradient.clone() for name, gradient in known.items() if gradient is not None}
 
     def _forget_momentum(self, name: str, where: Tensor) -> None:
         state = self.optimizer.state.get(self.targets[name].param, {})

@@ -53,11 +53,10 @@ class RigL(Rewire):
 
     @torch.no_grad()
     def before_update(self) -> None:
-        """Keep the gradients of a step after which connections move: some optimizers write over them (Nesterov)."""
+        """Keep the gradients of a step after which connections move."""
         super().before_update()
         if self.due(self.step + 1) and not self._frozen:
-            known = {name: target.grad for name, target in self.targets.items()}
-            self._gradients = {name: gradient.clone() for name, gradient in known.items() if gradient is not None}
+            self._gradients = self.copied_gradients()
 
     def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Drop a share of the smallest of each layer, grow as many by |gradient| (what was dropped may grow back)."""

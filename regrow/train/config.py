@@ -37,6 +37,12 @@ _METHODS = (
     "sfp",
     "fixed",
     "feedback",
+    "static",
+    "acdc",
+    "granet",
+    "dsd",
+    "srste",
+    "dns",
 )
 
 # What torch's generator takes for a seed has 64 bits with a sign.
@@ -65,7 +71,8 @@ class Recipe:
     growth: int | None = None
     """Growth rate of a DenseNet. None: as in its paper (12)."""
     method: str = "dpf"
-    """dpf, incremental, oneshot, snip, dsr, sparse-momentum, set, deepr, rigl, sfp, fixed (see masks) or dense."""
+    """dpf, incremental, oneshot, snip, dsr, sparse-momentum, set, deepr, rigl, sfp, static, acdc, granet, dsd, srste,
+    dns, fixed (see masks) or dense."""
     sparsity: float = 0.9
     """Share of the targeted weights (or filters) that is pruned at the end."""
     every: int | Literal["auto"] | None = None
@@ -193,8 +200,8 @@ class Recipe:
 
     @property
     def takes_sparsity(self) -> bool:
-        """Whether `sparsity` has a meaning: others leave what the network, given masks or a compressor leave."""
-        return self.method not in ("dense", "fixed", "feedback")
+        """Whether `sparsity` has a meaning: others leave what the network, given masks, a compressor or N:M leave."""
+        return self.method not in ("dense", "fixed", "feedback", "srste")
 
     @property
     def prunes_filters(self) -> bool:
@@ -203,7 +210,7 @@ class Recipe:
 
     def name(self) -> str:
         """Return a readable name, such as `cifar10-resnet20-dpf90-s0`."""
-        pruned = self.method if self.method == "dense" else f"{self.method}{100 * self.sparsity:g}"
+        pruned = self.method if self.method in ("dense", "srste") else f"{self.method}{100 * self.sparsity:g}"
         # It becomes the name of a folder, which a recipe from elsewhere must not place elsewhere.
         return re.sub(r"[^\w.-]", "_", f"{self.data}-{self.model}-{pruned}-s{self.seed}")[:150]
 

@@ -103,6 +103,7 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
         "sparsity": make_schedule(recipe, steps) if ramps(method) else recipe.sparsity,
         "at": total,
         "total": total,
+        "total_steps": total,
         "seed": recipe.seed,
     }
     if known.get("every", ...) is None and recipe.every is None:

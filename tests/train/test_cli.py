@@ -67,6 +67,8 @@ def test_a_training_too_short_for_its_sparsity_says_so(capsys, tmp_path):
         (("--method", "sfp"), "90 % of the filters, reached after 1.5 epochs"),
         (("--method", "one-shot"), "90 % of the weights, all at once after 2 epochs"),
         (("--method", "RigL"), "90 % of the weights, from the first step"),
+        (("--method", "acdc"), "90 % of the weights, on a schedule of its own: see regrow methods acdc"),
+        (("--method", "dns"), "90 % of the weights, reached after 1.5 epochs"),
     ],
 )
 def test_the_start_says_what_is_pruned_when(capsys, tmp_path, options, said):
