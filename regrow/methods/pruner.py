@@ -14,6 +14,7 @@ from regrow.choices.budget import Allotment, Scope
 from regrow.choices.carried import weight_of
 from regrow.choices.decay import Decay, DecayAtPruned, at_pruned
 from regrow.choices.score import Criterion
+from regrow.choices.soft import soft_weight_of
 from regrow.choices.units import parse_unit
 from regrow.core.masks import Masks
 from regrow.core.pruner import BasePruner
@@ -33,6 +34,8 @@ class Pruner(BasePruner):
 
     shared = (*BasePruner.shared, "unit", "criterion", "channels", "decay")
     criterion: Criterion = "l2"
+    _soft = False
+    """Whether what is kept is shrunk by the threshold (see `regrow.choices.soft`)."""
     __signature__: ClassVar[Any] = ExplicitSignature()
 
     def __init__(
@@ -95,7 +98,8 @@ class Pruner(BasePruner):
 
     def hold(self, target: Target) -> Weight:
         """Return what keeps ŵ in the parameter and w behind it."""
-        return weight_of(target, self.memory, offload=self._offload)
+        make = soft_weight_of if self._soft else weight_of
+        return make(target, self.memory, offload=self._offload)
 
     def whole_masks(self) -> Masks:
         """Return the masks of sharded weights, the rows of all processes put together; otherwise `masks`."""

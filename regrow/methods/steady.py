@@ -76,7 +76,9 @@ class Steady(Pruner, ABC):
         if self.settle and self.step >= self._rest and not self._frozen:
             self.freeze()
         if self.stabilise:
-            bound_dead_filters([(target, self.masks[name]) for name, target in self.targets.items()], self.shards)
+            bound_dead_filters(
+                [(target, self._weights[name].left) for name, target in self.targets.items()], self.shards
+            )
         super().before_update()
 
 
