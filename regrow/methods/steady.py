@@ -59,6 +59,8 @@ class Steady(Pruner, ABC):
         elif total is not None:
             check_steps("total", total)
         super().__init__(model, optimizer, **options)
+        if total is not None:
+            self.warn_if_idle(self._rest if settle else total)
 
     def hold(self, target: Target) -> Weight:
         """Return what keeps ŵ and w; filters whose gradient cannot be bounded are refused before anything changes."""
