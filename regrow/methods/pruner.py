@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +23,7 @@ from regrow.core.schedule import Schedule, as_schedule, check_sparsity
 from regrow.core.weights import Weight
 from regrow.host.optimizers import hookable
 from regrow.host.targets import Target, TargetSpec, find_targets
+from regrow.host.warn import warn
 from regrow.methods.options import ExplicitSignature
 
 
@@ -90,6 +92,16 @@ class Pruner(BasePruner):
             inside = among[name] if among is not None else None
             self.requested = sparsity  # not before it is known that there are masks
             yield name, self.units.mask(self.targets[name], scores[name], keep, inside)
+
+    def warn_if_idle(self, total: int) -> None:
+        """Warn if a method with a period has no mask update due in a training of `total` optimizer steps."""
+        if "every" not in inspect.signature(type(self)).parameters or any(self.due(t) for t in range(1, total + 1)):
+            return
+        name = type(self).__name__
+        warn(
+            f"no mask update of {name} falls due in this training (steps: {total:,}, every={self.every}): "
+            f"the masks of step 0 ({self.requested:.1%} sparsity) stay to the end. Choose a smaller every."
+        )
 
     def all_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Yield the next masks, and those of what goes with their units."""

@@ -18,6 +18,9 @@ from regrow.host.targets import TargetSpec
 from regrow.methods.options import EPOCH, check_constant, needed, needed_period
 from regrow.methods.pruner import Pruner
 
+# What torch's optimizers gather from past gradients, by the names in their state.
+_MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf")
+
 
 class RewireOptions(TypedDict, total=False):
     """What every drop-and-grow method takes besides its own options."""
@@ -33,7 +36,7 @@ class Rewire(Pruner, ABC):
     """Starts from random masks and moves connections every `every` steps until `until` of the `total` steps.
 
     A method says in `rewire` which connections it drops and where as many grow. New ones start from weight zero;
-    `fresh_momentum` tells whether the optimizer forgets the momentum that it has gathered for them.
+    `fresh_momentum` tells whether the optimizer forgets what it has gathered for them (momentum, Adam's moments).
     """
 
     scope: ClassVar[Scope] = "layer"
@@ -69,6 +72,7 @@ class Rewire(Pruner, ABC):
             include_last=self.include_last if include_last is None else include_last,
             group=group,
         )
+        self.warn_if_idle(self.total)
 
     @abstractmethod
     def rewire(self, t: int) -> Iterable[tuple[str, Tensor]]:
@@ -112,6 +116,6 @@ class Rewire(Pruner, ABC):
 
     def _forget_momentum(self, name: str, where: Tensor) -> None:
         state = self.optimizer.state.get(self.targets[name].param, {})
-        for key in ("momentum_buffer", "exp_avg"):
+        for key in _MOMENTS:
             if isinstance(state.get(key), Tensor):
                 held(state[key]).masked_fill_(where, 0)

@@ -60,6 +60,8 @@ class Steady(Pruner, ABC):
             check_steps("total", total)
         self.total_steps = total
         super().__init__(model, optimizer, **options)
+        if total is not None:
+            self.warn_if_idle(self._rest if settle else total)
 
     def hold(self, target: Target) -> Weight:
         """Return what keeps ŵ and w; filters whose gradient cannot be bounded are refused before anything changes."""

@@ -74,6 +74,8 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
         if default is ... and name not in options:
             raise RecipeError(f"{recipe.method} needs --options {name}=VALUE: see regrow methods {recipe.method}")
     pruner: Pruner = method(model, optimizer, **options)
+    if "total" not in options:  # who knows the length of the training has said it already
+        pruner.warn_if_idle(recipe.epochs * steps)
     if method is SFP and steps % pruner.every:
         raise RecipeError(
             f"sfp is sparse only when it has just made a mask, as it should be when it is evaluated: every must divide "
