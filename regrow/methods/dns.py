@@ -13,7 +13,7 @@ to the end, and a ramp is possible, where the authors prune a trained network at
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ class DNS(Pruner):
         cost="one selection over n",
     )
     memory = Memory.KEEP
+    period = 1
     shared = (*Pruner.shared, "margin", "gamma", "seed")
 
     def __init__(
@@ -49,7 +50,7 @@ class DNS(Pruner):
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int = 1,
+        every: int | Literal["auto"] = 1,
         margin: float = 0.1,
         gamma: float = 1e-4,
         seed: int = 0,

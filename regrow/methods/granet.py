@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ class GraNet(Rewire):
         budget="Erdős–Rényi kernel at first, then by magnitude",
     )
     scope = "erk"
+    period = 1000
     shared = (*Rewire.shared, "drop_fraction")
 
     def __init__(
@@ -49,7 +50,7 @@ class GraNet(Rewire):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int = 1000,
+        every: int | Literal["auto"] = 1000,
         total_steps: int | None = None,
         initial_sparsity: float = 0.5,
         ramp_end: float = 0.5,

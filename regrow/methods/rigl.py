@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class RigL(Rewire):
         cost="two selections per layer",
     )
     scope = "erk"
+    period = 100
     until = 0.75
     fresh_momentum = True
     shared = (*Rewire.shared, "drop")
@@ -41,7 +42,7 @@ class RigL(Rewire):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int = 100,
+        every: int | Literal["auto"] = 100,
         total: int | None = None,
         drop: float = 0.3,
         **options: Unpack[RewireOptions],

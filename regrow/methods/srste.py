@@ -10,6 +10,7 @@ dense, and so does the last linear layer.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ class SRSTE(Pruner):
         budget="N of M everywhere",
     )
     memory = Memory.KEEP
+    period = 1
     shared = (*Pruner.shared, "lambda_w")
 
     def __init__(
@@ -43,7 +45,7 @@ class SRSTE(Pruner):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        every: int = 1,
+        every: int | Literal["auto"] = 1,
         unit: str = "2:4",
         lambda_w: float = 2e-4,
         targets: TargetSpec = None,

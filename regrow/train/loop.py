@@ -191,6 +191,8 @@ class Trainer:
             self._settle_losses()
         # The mean over processes is the mean over the whole batch, though their shares of it may differ by an image.
         (loss * (len(labels) * self._world.size / count)).backward()
+        pruner = self.phase.pruner
+        updates = pruner.updates
         try:
             optimizer.step()
         except ValueError:
@@ -199,8 +201,7 @@ class Trainer:
         optimizer.zero_grad()
         self.step += 1
         self.tally.images += count
-        pruner = self.phase.pruner
-        if pruner.due(pruner.step):
+        if pruner.updates != updates:
             self.dynamics.observe(pruner.whole_masks())
 
     def _end_epoch(self, after_batch: Callable[[], None]) -> dict[str, Any]:

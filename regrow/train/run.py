@@ -25,7 +25,7 @@ from regrow.train.files import FolderError, cannot_write, remove_partial, remove
 from regrow.train.folder import read_result
 from regrow.train.lock import locked
 from regrow.train.loop import DivergedError, StateError, make_trainer
-from regrow.train.metrics import Metrics
+from regrow.train.metrics import Metrics, read_metrics
 from regrow.train.parallel import make_mesh
 from regrow.train.signals import Stop, StoppedError, stop_requests
 from regrow.train.world import World, joined
@@ -216,6 +216,7 @@ class _Run:
             "evaluated_on": "holdout" if self.recipe.holdout else "test",
             **{name: last[name] for name in _FINAL if name in last},
             **costs.totals(),
+            "mask_updates": sum(epoch["refreshes"] for epoch in read_metrics(self.folder)),
             "still_changing": self.trainer.dynamics.still_changing(),
             "recipe": json.loads(json.dumps(dataclasses.asdict(self.recipe))),
             "versions": versions(),
