@@ -22,6 +22,7 @@ Device = Literal["cpu", "cuda", "mps"]
 # Where a run happens does not change what it is.
 _NOT_IN_KEY = ("device", "threads", "parallel")
 
+
 # The methods of the package as recipes write them, so that their keys do not depend on how a name was spelt.
 _METHODS = (
     "dense",
@@ -110,7 +111,11 @@ class Recipe:
     momentum: float = 0.9
     """Nesterov momentum of SGD."""
     weight_decay: float = 1e-4
-    """Weight decay on all parameters."""
+    """Weight decay, on all parameters unless norm_decay is false."""
+    norm_decay: bool = True
+    """Whether weight decay acts on the parameters of batch norm too."""
+    label_smoothing: float = 0.0
+    """Share of each label that is spread evenly over all classes in training; 0.1 is usual on ImageNet."""
     drops: tuple[float, ...] = (0.5, 0.75)
     """Shares of training at which the learning rate drops."""
     drop_factor: float = 0.1
@@ -325,6 +330,8 @@ def _check_ranges(recipe: Recipe) -> None:
             _check_share(name, share)
         if list(shares) != sorted(shares):
             raise RecipeError(f"{name} must be in ascending order, got {list(shares)}")
+    if not 0 <= recipe.label_smoothing < 1:
+        raise RecipeError(f"label_smoothing must be in [0, 1), got {recipe.label_smoothing:g}")
     if not 0 <= recipe.sparsity < 1:
         hint = f" Did you mean {recipe.sparsity / 100:g}?" if 1 < recipe.sparsity < 100 else ""
         raise RecipeError(f"sparsity must be in [0, 1), got {recipe.sparsity:g}.{hint}")

@@ -10,7 +10,7 @@ from regrow.paper.compare import Column
 from regrow.paper.items.lottery import found_by, retrained
 from regrow.paper.scales import Scale
 from regrow.paper.verdict import difference
-from regrow.paper.views import number
+from regrow.paper.views import accuracy
 from regrow.report.tasks import percent
 
 _SIZE = "parameters, MACs left"
@@ -30,7 +30,7 @@ class Pair:
     def line(self, library: Library) -> list[str]:
         """Return the comparison as a line of a table under `HEAD`."""
         found = difference(library, self.ours, self.theirs)
-        mine, others = ([number(library.summary(cell)), _left(library, cell)] for cell in (self.ours, self.theirs))
+        mine, others = ([accuracy(library, cell), _left(library, cell)] for cell in (self.ours, self.theirs))
         return [self.name, *mine, self.other, *others, str(found), found.verdict]
 
 
