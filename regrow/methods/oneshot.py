@@ -13,7 +13,7 @@ from typing import Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.checks import check_steps
+from regrow.checks import check_steps
 from regrow.core.schedule import Schedule
 from regrow.methods.about import About
 from regrow.methods.options import Options
