@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regrow.data import Batches, ImageSet, Info, load
-from regrow.data.draws import Stream, below, coins, words
+from regrow.data import Batches, DatasetInfo, ImageSet, load
+from regrow.data.random import Stream, below, coins, words
 
 seeds = st.integers(0, 2**64 - 1)
 
 
 def numbered(count: int, *, pad: int = 2, flip: bool = True) -> ImageSet:
     """A set of noise whose labels are the indices, so that batches say which images they hold."""
-    info = Info(
+    info = DatasetInfo(
         name="numbered",
         title="Numbered",
         channels=3,
@@ -112,7 +112,7 @@ def test_epochs_and_seeds_differ_in_order_and_in_augmentation():
 @settings(max_examples=30)
 def test_an_augmented_image_is_a_crop_of_the_padded_image_or_its_mirror(pad, flip, seed):
     images = numbered(12, pad=pad, flip=flip)
-    (pair,) = images.fetch([np.arange(12)], view=None)
+    (pair,) = images.fetch([np.arange(12)], augmentation=None)
     assert torch.equal(pair[0], images.images)
     ((x, y),) = Batches(images, 12, seed=seed).epoch(0)
     padded = torch.nn.functional.pad(images.images, (pad,) * 4)
@@ -170,8 +170,8 @@ def test_the_batches_of_a_seed_stay_the_same_from_release_to_release():
     [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"batch_size": 8, "rank": 2, "world": 2}, "rank must be in"),
-        ({"batch_size": 11, "drop_last": True}, "give no batch of 11"),
-        ({"batch_size": 9, "world": 2}, "a batch of 1 images cannot be shared by 2 processes"),
+        ({"batch_size": 11, "drop_last": True}, "not enough for a batch of 11"),
+        ({"batch_size": 9, "world": 2}, "a batch of 1 images cannot be split among 2 processes"),
         ({"batch_size": 8, "seed": -1}, "seed must be in"),
     ],
 )

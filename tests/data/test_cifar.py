@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regrow.data import DataError, load
-from regrow.data.pickles import read_batch
+from regrow.data.cifar import read_batch
 
 
 def string(value: bytes) -> bytes:
@@ -136,7 +136,9 @@ def test_a_batch_that_asks_for_code_to_be_run_is_refused_and_nothing_runs(tmp_pa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10/test_batch").write_bytes(content)
-    with pytest.raises(DataError, match=r"test_batch: is not a CIFAR batch \(it asks for \w+\.\w+, which no CIFAR"):
+    with pytest.raises(
+        DataError, match=r"test_batch: is not a CIFAR batch \(it requests \w+\.\w+, which is not in a CIFAR"
+    ):
         load("cifar10", "test", root=tmp_path)
     assert not (tmp_path / "executed").exists()
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from regrow.data import DataError, cifar, fashion, info, load
-from regrow.data.download import Remote, fetch
+from regrow.data import DataError, cifar, fashion_mnist, info, load
+from regrow.data.files import Remote, fetch
 from tests.data.test_cifar import pack, write_cifar10
 from tests.data.test_idx import write_fashion
 
@@ -57,7 +57,7 @@ def test_fashion_mnist_is_downloaded_file_by_file(server, monkeypatch, tmp_path)
     monkeypatch.setattr("regrow.data.files.DEBIAN", tmp_path / "no Debian")
     images = write_fashion(www)
     remotes = [Remote(f"{url}/{path.name}", sha256(path)) for path in www.iterdir()]
-    monkeypatch.setattr(fashion, "REMOTES", remotes)
+    monkeypatch.setattr(fashion_mnist, "REMOTES", remotes)
     assert torch.equal(load("fashion-mnist").images, torch.from_numpy(images[:, None]))
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regrow.data import DataError, info, load
-from regrow.data.idx import read
+from regrow.data.fashion_mnist import read_idx
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
@@ -66,11 +66,11 @@ def test_a_missing_file_is_named_with_the_way_to_get_it(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no idx file of bytes in 1 dimensions"),
-        (b"\0\0\x0d\1" + bytes(8), "is no idx file of bytes in 1 dimensions"),
+        (b"", "is not an idx file of bytes in 1 dimensions"),
+        (b"\0\0\x0d\1" + bytes(8), "is not an idx file of bytes in 1 dimensions"),
         (b"\0\0\x08\1\0\0", "ends within its header, after 6 bytes"),
-        (idx(np.zeros(5, np.uint8))[:-1], r"holds 4 bytes where its shape \(5,\) needs 5"),
-        (idx(np.zeros(5, np.uint8)) + b"x", r"holds at least 6 bytes where its shape \(5,\) needs 5"),
+        (idx(np.zeros(5, np.uint8))[:-1], r"has 4 bytes, but its shape \(5,\) needs 5"),
+        (idx(np.zeros(5, np.uint8)) + b"x", r"has at least 6 bytes, but its shape \(5,\) needs 5"),
         (b"\0\0\x08\1\xff\xff\xff\xff", r"claims the impossible shape \(4294967295,\)"),
         (idx(np.full(5, 10, np.uint8)), r"labels of fashion-mnist must be in \[0, 10\), got values from 10 to 10"),
         (idx(np.zeros(4, np.uint8)), r"labels of fashion-mnist must be int64 of shape \(5,\)"),
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_read_or_refused_but_nothing_else(tmp_path, data, comp
     path = tmp_path / ("x.gz" if compress else "x")
     path.write_bytes(content)
     try:
-        array = read(path, 3)
+        array = read_idx(path, 3)
     except DataError:
         return
     assert array.dtype == np.uint8

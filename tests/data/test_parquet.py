@@ -72,7 +72,7 @@ def test_the_second_time_images_come_from_the_cache_and_are_the_same(tmp_path, a
     path = tmp_path / "cifar10/test.parquet"
     write(path, [encode(image) for image in images(4)], [0, 1, 2, 3])
     first = load("cifar10", "test", root=tmp_path)
-    (cached,) = (an_empty_machine / "regrow/decoded").iterdir()
+    (cached,) = (an_empty_machine / "decoded").iterdir()
     stamp = cached.stat().st_mtime_ns
     assert torch.equal(load("cifar10", "test", root=tmp_path).images, first.images)
     assert cached.stat().st_mtime_ns == stamp
@@ -93,7 +93,7 @@ def test_a_damaged_cache_is_made_again(tmp_path, an_empty_machine, damage):
     pixels = images(4)
     write(tmp_path / "cifar10/test.parquet", [encode(image) for image in pixels], [0, 1, 2, 3])
     load("cifar10", "test", root=tmp_path)
-    (cached,) = (an_empty_machine / "regrow/decoded").iterdir()
+    (cached,) = (an_empty_machine / "decoded").iterdir()
     cached.write_bytes(damage)
     loaded = load("cifar10", "test", root=tmp_path)
     assert torch.equal(loaded.images, torch.from_numpy(pixels.transpose(0, 3, 1, 2)))
@@ -102,7 +102,7 @@ def test_a_damaged_cache_is_made_again(tmp_path, an_empty_machine, damage):
 
 def test_a_cache_that_cannot_be_written_does_not_stop_anyone(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("a file where the cache's folder should be")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("REGROW_CACHE", str(tmp_path / "file"))
     write(tmp_path / "cifar10/test.parquet", [encode(images(1)[0])], [7])
     assert load("cifar10", "test", root=tmp_path).labels.tolist() == [7]
 
