@@ -30,7 +30,7 @@ def test_names_below_the_cutoff_are_not_suggested() -> None:
 
 
 def test_letters_in_the_wrong_order_are_recognized() -> None:
-    assert nearest("trian", ("train", "report", "recipes")) == "train"
+    assert nearest("reprot", ("train", "report", "recipes")) == "report"
     assert nearest("dfp", ("dpf", "sfp", "set")) == "dpf"
 
 

@@ -74,7 +74,7 @@ def test_the_shares_of_all_processes_are_the_batch_of_one(world, share, count, s
 
 
 @given(count=st.integers(8, 40), seed=seeds, sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)))
-def test_what_happens_to_an_image_does_not_depend_on_the_batch_it_is_in(count, seed, sizes):
+def test_augmentation_of_an_image_does_not_depend_on_its_batch(count, seed, sizes):
     def by_label(size: int) -> torch.Tensor:
         pairs = list(Batches(numbered(count), size, seed=seed).epoch(1))
         labels = torch.cat([y for _, y in pairs])
@@ -146,7 +146,7 @@ def test_evaluation_shows_the_images_as_they_are_and_in_their_order():
     torch.testing.assert_close(torch.cat([x for x, _ in pairs]), plain(images), rtol=0, atol=1e-5)
 
 
-def test_images_come_in_the_type_and_memory_format_asked_for():
+def test_images_have_the_requested_type_and_memory_format():
     images = numbered(8)
     (reference,) = Batches(images, 8)
     (pair,) = Batches(images, 8, dtype=torch.bfloat16, channels_last=True)
@@ -180,7 +180,7 @@ def test_impossible_batches_are_refused_at_once(options, message):
         Batches(numbered(10), **options)
 
 
-def test_a_start_behind_the_end_is_refused_when_asked_for():
+def test_a_start_after_the_end_is_refused_at_once():
     with pytest.raises(ValueError, match=r"start must be in \[0, 2\].*got 3"):
         Batches(numbered(10), 5).epoch(0, 3)
 

@@ -61,12 +61,12 @@ def test_fashion_mnist_is_downloaded_file_by_file(server, monkeypatch, tmp_path)
     assert torch.equal(load("fashion-mnist").images, torch.from_numpy(images[:, None]))
 
 
-def test_nothing_is_downloaded_when_that_was_not_wanted(tmp_path):
+def test_downloads_can_be_disabled(tmp_path):
     with pytest.raises(DataError, match=r"CIFAR-10 was not found \(looked in"):
         load("cifar10", download=False)
 
 
-def test_a_file_that_is_not_the_published_one_is_refused_and_leaves_nothing(server, an_empty_machine):
+def test_a_download_with_a_wrong_hash_is_refused_and_deleted(server, an_empty_machine):
     www, url = server
     (www / "file").write_bytes(b"something else")
     with pytest.raises(DataError, match=r"could not be downloaded from http.*invalid hash value.*Download https"):

@@ -76,7 +76,7 @@ def test_a_missing_file_is_named_with_the_way_to_get_it(tmp_path):
         (idx(np.zeros(4, np.uint8)), r"labels of fashion-mnist must be int64 of shape \(5,\)"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_with_its_name(tmp_path, content, message):
+def test_errors_name_the_file_and_the_problem(tmp_path, content, message):
     write_fashion(tmp_path / "fashion-mnist", compress=False)
     (tmp_path / "fashion-mnist/t10k-labels-idx1-ubyte").write_bytes(content)
     with pytest.raises(DataError, match=rf"t10k-(labels-idx1-ubyte|\*): {message}.*\. Install Debian"):
@@ -85,7 +85,7 @@ def test_what_is_wrong_with_a_file_is_said_with_its_name(tmp_path, content, mess
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), compress=st.booleans())
-def test_a_damaged_file_is_read_or_refused_but_nothing_else(tmp_path, data, compress):
+def test_a_damaged_file_is_read_or_raises_data_error(tmp_path, data, compress):
     content = idx(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
     content = bytearray(gzip.compress(content, mtime=0) if compress else content)
     for _ in range(data.draw(st.integers(0, 4))):

@@ -109,7 +109,7 @@ def test_validation_images_are_the_test_part_and_the_unlabelled_ones_of_the_hub_
 
 
 @pytest.mark.parametrize("kind", ["folders", "shards"])
-def test_what_is_seen_depends_neither_on_workers_nor_batches_nor_processes(kind, request):
+def test_augmentation_depends_neither_on_workers_nor_batches_nor_processes(kind, request):
     train = load("imagenet", "train", root=request.getfixturevalue(kind), limit=24, workers=0)
     reference = epoch(train, 24)
     others = [

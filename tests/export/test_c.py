@@ -1,4 +1,4 @@
-"""Exported C files compile without a warning wherever they should run, and compute what the model computes."""
+"""Exported C files compile without warnings for all targets, and have the outputs of the model."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_no_kernel_reads_or_writes_where_it_must_not(tmp_path: Path, lanes: int 
 
 
 @NEEDS_GCC
-def test_a_wrong_result_is_noticed(tmp_path: Path) -> None:
+def test_the_check_program_detects_a_wrong_result(tmp_path: Path) -> None:
     export = c(*everything(), tmp_path / "net.c")
     text = export.main.read_text()
     first = text.index("expected[NET_OUTPUTS] = {") + len("expected[NET_OUTPUTS] = {\n")
@@ -140,7 +140,7 @@ def test_weights_that_a_format_cannot_hold_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_small_formats_need_less_flash_and_say_what_they_cost(tmp_path: Path) -> None:
+def test_small_formats_need_less_flash_and_report_their_error(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = build("resnet20").eval()
     sparsify(model, 0.05, torch.Generator().manual_seed(0))

@@ -118,7 +118,7 @@ def test_only_weights_become_sparse(check, tmp_path):
     assert [initializer.values.name for initializer in sparse] == ["linear.weight"]
 
 
-def test_what_is_not_valid_is_not_written(tmp_path, monkeypatch):
+def test_an_invalid_file_is_not_written(tmp_path, monkeypatch):
     def refuse(_: bytes) -> None:
         raise onnx.checker.ValidationError("no ONNX")
 

@@ -1,4 +1,4 @@
-"""Whatever leaves the training takes models as training has them: wrapped, training, their inputs still in use."""
+"""Exports accept models as they are during training: wrapped, in training mode, with inputs in use."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ ENTRIES: dict[str, tuple[Write, Result | None]] = {
     "program": (program, from_program),
     "shrink": (shrunk, from_program),
     "compile": (compiled, lambda path, _: torch.load(path)),
-    "c": (lambda model, x, path: c(model, x, path.with_suffix(".c")), None),  # test_export_c runs what it writes
+    "c": (lambda model, x, path: c(model, x, path.with_suffix(".c")), None),  # test_c.py runs the file
 }
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "not wrapped": lambda model: model,
@@ -85,7 +85,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_a_wrapped_model_gives_what_the_model_gives_and_stays_as_it_was(
+def test_a_wrapped_model_has_the_outputs_of_the_model_and_is_not_changed(
     entry: str, wrapper: str, tmp_path: Path
 ) -> None:
     model, x = network(), torch.randn(1, 3, 8, 8)
@@ -101,7 +101,7 @@ def test_a_wrapped_model_gives_what_the_model_gives_and_stays_as_it_was(
 
 @pytest.mark.parametrize("write", [onnx, program])
 @pytest.mark.parametrize("size", [1, 3])
-def test_exports_take_every_batch_whatever_the_example_was(write: Write, size: int, tmp_path: Path) -> None:
+def test_exports_accept_any_batch_size(write: Write, size: int, tmp_path: Path) -> None:
     model = network()
     write(model, torch.randn(size, 3, 8, 8, requires_grad=True), tmp_path / "file")
     run = from_onnx if write is onnx else from_program

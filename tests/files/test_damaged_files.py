@@ -1,4 +1,4 @@
-"""Damaged files and files made to harm: each is refused by one clear error."""
+"""Damaged and malicious files raise one clear error."""
 
 import json
 import pickle
@@ -208,7 +208,7 @@ def test_a_deflate_bomb_is_refused_before_it_unfolds(place, tmp_path):
     ],
 )
 @pytest.mark.parametrize("kind", ["packed", "plain"])
-def test_an_architecture_that_is_not_the_files_is_refused(name, options, message, kind, tmp_path):
+def test_an_architecture_that_does_not_match_the_tensors_is_refused(name, options, message, kind, tmp_path):
     model = pruned("resnet8", 0.9)
     architecture = {"name": name, "options": options}
     path = tmp_path / "x.regrow"
@@ -239,7 +239,7 @@ def test_a_plain_file_with_a_broken_architecture_is_refused(architecture, tmp_pa
 
 
 @pytest.mark.parametrize(("said", "version"), [('{"version": 1, "dtype": "fp32"}', 1), ('[3, "fp32"]', 3)])
-def test_a_file_of_another_version_is_refused_with_what_to_do(said, version, tmp_path):
+def test_the_error_for_another_version_says_what_to_do(said, version, tmp_path):
     path = tmp_path / "x.regrow"
     path.write_bytes(save_safetensors({"regrow.packed": np.zeros(3, np.uint8)}, {"regrow": said}))
 
@@ -275,7 +275,7 @@ def test_words_that_do_not_fit_the_file_are_refused(words, message, tmp_path):
     assert message in refusal(path)
 
 
-def test_a_packed_file_without_its_header_is_not_taken_for_a_plain_one(tmp_path):
+def test_a_packed_file_without_its_header_is_refused_as_a_plain_file(tmp_path):
     path = tmp_path / "x.regrow"
     damaged = packed().replace(b'"regrow":"[', b'"retrow":"[')
     for data in (damaged, damaged.replace(b"regrow.packed", b"regrow_packed")):
@@ -310,7 +310,7 @@ def test_a_pickle_is_refused_and_not_executed(tmp_path, monkeypatch):
     assert not (tmp_path / "trap-was-sprung").exists()
 
 
-def test_a_file_of_torch_save_is_refused_with_what_to_do_instead(tmp_path):
+def test_the_error_for_a_file_of_torch_save_says_what_to_do(tmp_path):
     torch.save({"weight": torch.zeros(3)}, tmp_path / "model.pt")
     assert "torch.load(path, weights_only=True)" in refusal(tmp_path / "model.pt")
     (tmp_path / "noise.pt").write_bytes(b"noise")

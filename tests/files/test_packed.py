@@ -1,4 +1,4 @@
-"""Packed files give back what was saved, and are close to the limit."""
+"""Packed files restore the saved model, and their size is close to the entropy limit."""
 
 import os
 import signal
@@ -69,7 +69,7 @@ def test_minus_zero_is_pruned_in_a_weight_and_kept_in_a_vector(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_a_weight_is_exact_in_every_precision(dtype, tmp_path):
+def test_tensors_other_than_weights_are_exact_in_every_precision(dtype, tmp_path):
     state = {
         "bias": torch.randn(7),
         "scalar": torch.tensor(3.3),
@@ -271,7 +271,7 @@ def test_the_entropy_limit_is_the_formula(tmp_path):
     assert described.file_bytes == (tmp_path / "x.regrow").stat().st_size
 
 
-def test_a_file_of_nothing_but_zeros_is_infinitely_far_from_the_limit(tmp_path):
+def test_the_overhead_of_a_file_with_only_zeros_is_infinite(tmp_path):
     files.save({"weight": torch.zeros(8, 8)}, tmp_path / "x.regrow")
 
     described = files.describe(tmp_path / "x.regrow")
@@ -297,7 +297,7 @@ def test_a_file_of_nothing_but_zeros_is_infinitely_far_from_the_limit(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_packed_is_refused_and_the_old_file_stays(weight, dtype, message, tmp_path):
+def test_a_model_that_cannot_be_packed_is_refused_and_the_old_file_stays(weight, dtype, message, tmp_path):
     (tmp_path / "x.regrow").write_text("precious")
 
     with pytest.raises((ValueError, TypeError), match=message):
@@ -318,7 +318,7 @@ def test_a_changed_built_in_network_is_refused_with_the_way_out(tmp_path):
     assert files.load(tmp_path / "x.regrow")["fc.weight"].shape == (5, 64)
 
 
-def test_a_missing_file_is_named_with_what_to_give(tmp_path):
+def test_the_error_for_a_missing_file_names_it(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent.regrow does not exist. Give a model file"):
         files.load(tmp_path / "absent.regrow")
     with pytest.raises(FileNotFoundError, match=r"has no model.safetensors"):

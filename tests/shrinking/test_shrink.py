@@ -1,4 +1,4 @@
-"""A shrunk network computes what the pruned one did."""
+"""A shrunk network has the outputs of the pruned one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ IMAGES = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(1))
     round_to=st.sampled_from((1, 1, 4)),
     seed=st.integers(0, 99),
 )
-def test_a_shrunk_network_computes_what_the_filter_pruned_one_did(model, sparsity, round_to, seed):
+def test_a_network_with_pruned_filters_has_the_same_outputs_after_shrinking(model, sparsity, round_to, seed):
     prune_filters(model, sparsity, seed=seed)
     small = shrink(model, IMAGES.double(), round_to=round_to)
     assert not shrink_report(small).failed
@@ -70,7 +70,7 @@ def test_a_shrunk_network_computes_what_the_filter_pruned_one_did(model, sparsit
 
 @settings(max_examples=60, deadline=None)
 @given(model=networks(), sparsity=st.sampled_from((0.7, 0.9, 0.97)), seed=st.integers(0, 99))
-def test_a_shrunk_network_computes_what_the_weight_pruned_one_did(model, sparsity, seed):
+def test_a_network_with_pruned_weights_has_the_same_outputs_after_shrinking(model, sparsity, seed):
     prune_weights(model, sparsity, seed=seed)
     small = shrink(model, IMAGES.double())
     assert not shrink_report(small).failed
@@ -120,7 +120,7 @@ def test_an_unstructured_sparse_network_loses_its_dead_channels():
     assert shrink_report(small).parameters[1] < 0.6 * shrink_report(small).parameters[0]
 
 
-def test_filters_that_nothing_reads_go_although_they_are_not_zero():
+def test_filters_that_no_layer_reads_are_removed_even_if_they_are_not_zero():
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)).eval()
     with torch.no_grad():
         model[4].weight[:, 1:] = 0  # so nothing reads four features of the second layer,
@@ -152,7 +152,7 @@ def test_a_stream_channel_that_no_branch_writes_is_removed_everywhere():
     assert difference(model, small, IMAGES) < 1e-5
 
 
-def test_constants_are_folded_into_the_bias_where_nothing_is_padded():
+def test_constants_are_folded_into_the_bias_without_padding():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, bias=False))
     train_like(model).eval()
     nn.init.zeros_(model[0].weight[:6].data)
@@ -272,7 +272,7 @@ def test_a_network_that_goes_down_and_up_again_shrinks():
     assert difference(model, small, torch.randn(1, 3, 14, 10)) < 1e-5
 
 
-def test_what_dpf_trained_on_digits_shrinks_without_a_changed_prediction():
+def test_a_network_trained_by_dpf_has_the_same_predictions_after_shrinking():
     torch.manual_seed(0)
     train, test = data.load("digits", "train"), data.load("digits", "test")
     images, labels = train.images.float() / 255, train.labels
@@ -398,7 +398,7 @@ class SharedInPlace(nn.Module):
         return self.out(y)
 
 
-def test_what_is_changed_in_place_is_seen_by_all_who_read_it():
+def test_in_place_changes_affect_all_later_readers():
     model = prune_filters(train_like(SharedInPlace()).eval(), 0.5)
     small = shrink(model, IMAGES)
     assert not shrink_report(small).failed
@@ -421,7 +421,7 @@ def test_the_number_of_channels_stays_where_the_model_computes_with_it():
     assert difference(model, small, torch.randn(3, 4)) < 1e-6
 
 
-def test_the_report_says_what_happened_to_every_layer():
+def test_the_report_lists_every_layer():
     model = residual_network()
     nn.init.zeros_(model[4].body[3].weight)
     nn.init.zeros_(model[3].body[0].weight[:5].data)
