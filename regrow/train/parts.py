@@ -11,8 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Adam, Optimizer
 
 from regrow import data, models
-from regrow.data import Batches
-from regrow.data.catalog import Info
+from regrow.data import Batches, DatasetInfo
 from regrow.train.config import Recipe, RecipeError
 from regrow.train.world import World
 
@@ -25,7 +24,7 @@ class Sets:
 
     train: Batches
     test: Batches
-    info: Info
+    info: DatasetInfo
 
     @property
     def steps(self) -> int:
@@ -62,7 +61,7 @@ def make_device(recipe: Recipe) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if recipe.device == "cuda" else torch.device(recipe.device)
 
 
-def make_model(recipe: Recipe, info: Info | None = None) -> models.Network:
+def make_model(recipe: Recipe, info: DatasetInfo | None = None) -> models.Network:
     """Build the network for the recipe's data, or for what `info` says, with the initial weights of `seed`."""
     info = info or data.info(recipe.data)
     options = {name: getattr(recipe, name) for name in ("width", "stem_stride", "growth")}
