@@ -16,10 +16,9 @@ from regrow.paper.items import find_item
 from regrow.paper.items.claims import OPEN, RULE, TITLE, Claim, claims
 from regrow.paper.scales import Scale, find_scale
 from regrow.paper.views import table
-from regrow.report.outcomes import group
-from regrow.report.runs import find_runs
-from regrow.report.tasks import make_tasks
-from regrow.report.text import plus_minus
+from regrow.report.tables import make_tasks, plus_minus
+from regrow.runs.find import find_runs
+from regrow.runs.outcomes import group
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "claims.md"

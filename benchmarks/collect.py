@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from regrow.paper.cells import portable
+from regrow.runs.folder import read_metrics, write_whole
 from regrow.train.config import Recipe
-from regrow.train.files import write_whole
-from regrow.train.metrics import read_metrics
 
 # Of an epoch's record: what the figures of a report are drawn from.
 _EPOCH = ("epoch", "phase", "loss", "top1", "sparsity", "delta", "flips", "iou", "layers", "images_per_second")

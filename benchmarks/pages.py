@@ -15,19 +15,18 @@ from typing import Any
 
 from benchmarks import engine_page
 from benchmarks.runner import RESULTS, cell
-from regrow.commands.report import in_the_paper
 from regrow.paper.cells import Library
 from regrow.paper.items import find_item
 from regrow.paper.items.tables import EVERY_METHOD
 from regrow.paper.scales import Scale, find_scale
 from regrow.paper.views import number
-from regrow.report.figures.figure import Figure
-from regrow.report.figures.tradeoff import COSTS, tradeoff_figure
-from regrow.report.files import write_figures
-from regrow.report.leaderboard import Row, rows
-from regrow.report.outcomes import Summary, group
-from regrow.report.runs import find_runs
-from regrow.report.tasks import Task, make_tasks, percent
+from regrow.report.figures.base import Figure
+from regrow.report.figures.costs import COSTS, tradeoff_figure
+from regrow.report.published import in_the_paper
+from regrow.report.render import write_figures
+from regrow.report.tables import LeaderboardRow, Task, leaderboard, make_tasks, percent
+from regrow.runs.find import find_runs
+from regrow.runs.outcomes import Summary, group
 
 ROOT = RESULTS.parent.parent
 JPEG = "CIFAR-10 (JPEG q75)"
@@ -84,7 +83,7 @@ def _training(task: Task) -> str:
             "MACs left": _unbroken(row.macs),
             "the paper": _published(row),
         }
-        for row in rows(task, in_the_paper)
+        for row in leaderboard(task, in_the_paper)
     ]
     idle = [name for name in ("settings", "the paper") if not any(line[name] for line in lines)]
     return markdown([{name: text for name, text in line.items() if name not in idle} for line in lines])
@@ -95,7 +94,7 @@ def _unbroken(text: str) -> str:
     return text.replace(" ", "\u00a0")
 
 
-def _published(row: Row) -> str:
+def _published(row: LeaderboardRow) -> str:
     return f"{row.published} ({row.published.scale})" if row.published else ""
 
 

@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.runner import interleave, report
 from regrow.sweep import read_sweep, run_all
-from regrow.sweep.job import jobs_for
+from regrow.sweep.jobs import jobs_for
 from regrow.train.config import Recipe
 from regrow.train.run import run
 

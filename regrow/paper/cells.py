@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regrow.report.outcomes import Outcome, Summary, identity, outcomes_of
-from regrow.report.runs import Run, find_runs
+from regrow.runs.find import Run, find_runs
+from regrow.runs.folder import read_recipe
+from regrow.runs.outcomes import Outcome, Summary, identity, outcomes_of
 from regrow.train.config import Recipe
-from regrow.train.folder import read_recipe
 
 
 @dataclass(frozen=True)

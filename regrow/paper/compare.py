@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from regrow.paper import published
 from regrow.paper.cells import Cell, Library
 from regrow.paper.scales import Place, Scale, published_recipe
 from regrow.paper.views import as_row, number, table
-from regrow.report.tasks import method_title, percent
+from regrow.report import published
+from regrow.report.tables import method_title, percent
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from regrow.paper.cells import Cell, Library
 from regrow.paper.views import as_row, number, table
-from regrow.report.figures.figure import Figure, altair, compact, finish, new_chart
-from regrow.report.files import can_draw
+from regrow.report.figures.base import Figure, altair, compact, finish, new_chart
+from regrow.report.render import can_draw
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from regrow.analysis import Dynamics, account
 from regrow.core import Masks
 from regrow.methods import Fixed, LotteryTicket
 from regrow.methods.lottery import level_sparsities
-from regrow.train import parts
+from regrow.runs.folder import write_json, write_whole
+from regrow.train import build
+from regrow.train.build import training_rate
 from regrow.train.config import Recipe
 from regrow.train.environment import environment, versions
-from regrow.train.files import write_json, write_whole
-from regrow.train.loop import Phase, Tally, Trainer, make_trainer
-from regrow.train.rates import training_rate
+from regrow.train.loop import EpochTotals, Phase, Trainer, make_trainer
 
 _DROP = 0.2
 _FINAL = ("epoch", "step", "loss", "test_loss", "top1", "top5", "sparsity", "delta")
@@ -85,11 +85,11 @@ def _train_level(trainer: Trainer, masks: Masks, start: int) -> list[dict[str, A
     recipe = trainer.recipe
     trainer.phase.pruner.detach()
     total = trainer.sets.steps * recipe.epochs
-    optimizer = parts.make_optimizer(recipe, trainer.model, kind=recipe.optimizer, lr=recipe.lr)
+    optimizer = build.make_optimizer(recipe, trainer.model, kind=recipe.optimizer, lr=recipe.lr)
     pruner = Fixed(trainer.model, optimizer, masks)
     trainer.phase = Phase("train", 0, total, training_rate(recipe, total), optimizer, pruner)
     trainer.dynamics = Dynamics(pruner.masks)
-    trainer.step, trainer.tally = start, Tally()
+    trainer.step, trainer.totals = start, EpochTotals()
     records: list[dict[str, Any]] = []
     trainer.run(lambda: None, records.append)
     return records

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from regrow.paper.cells import Cell, Library
-from regrow.report.outcomes import Outcome
+from regrow.runs.outcomes import Outcome
 
 Verdict = Literal["ahead", "behind", "level", "two machines", "other size", "other mask", "one seed", "not run"]
 

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from regrow.paper.cells import Cell, Library
+from regrow.report.figures.base import Figure
+from regrow.report.figures.costs import COSTS, speed_figure, tradeoff_figure
 from regrow.report.figures.curves import DYNAMICS, curve_figure
-from regrow.report.figures.figure import Figure
 from regrow.report.figures.layers import layers_figure
-from regrow.report.figures.speed import speed_figure
-from regrow.report.figures.tradeoff import COSTS, tradeoff_figure
-from regrow.report.files import can_draw, write_figures
-from regrow.report.outcomes import Summary, group
-from regrow.report.tasks import Task, make_tasks
-from regrow.train.files import write_whole
+from regrow.report.render import can_draw, write_figures
+from regrow.report.tables import Task, make_tasks
+from regrow.runs.folder import write_whole
+from regrow.runs.outcomes import Summary, group
 
 NOT_RUN = "not run"
 

@@ -1,4 +1,4 @@
-"""From a recipe to a trained model in a run folder.
+"""Turn a recipe into a trained model in a run folder.
 
 >>> from regrow.train.config import Recipe
 >>> from regrow.train.run import run

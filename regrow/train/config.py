@@ -46,8 +46,12 @@ _LARGEST_SEED = 2**63 - 1
 _LARGEST = 65_536
 
 
-class RecipeError(ValueError):
-    """A recipe cannot be what it says; the message names the field, its value and what would be right."""
+class UsageError(ValueError):
+    """A command, an option or a recipe is wrong; the message names the value and what would be right."""
+
+
+class RecipeError(UsageError):
+    """A field of a recipe is wrong or unknown; the message names it, its value and what would be right."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +202,10 @@ class Recipe:
         pruned = self.method if self.method == "dense" else f"{self.method}{100 * self.sparsity:g}"
         # It becomes the name of a folder, which a recipe from elsewhere must not place elsewhere.
         return re.sub(r"[^\w.-]", "_", f"{self.data}-{self.model}-{pruned}-s{self.seed}")[:150]
+
+    def folder_name(self) -> str:
+        """Return the name of the run folder: the readable name and the start of the key."""
+        return f"{self.name()}-{self.key()[:8]}"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import nn
 from torch._inductor import config as inductor_config
 
 import regrow
-from regrow.commands.table import call
+from regrow.cli import call
 from regrow.deploy.bench.compare import Comparison, _peak, compare
 from regrow.deploy.bench.deepsparse import DeepSparse
 from regrow.deploy.bench.synthetic import densities, prune_synthetically

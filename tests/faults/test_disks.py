@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from regrow.train.files import FolderError
+from regrow.runs.folder import RunFolderError
 from regrow.train.run import run
 from tests.train.processes import RECIPE, context, outcome
 
@@ -66,7 +66,7 @@ def command(said, *arguments):
 
 def train_without_room_and_with_it(disk, room, saved):
     mount_small(disk, f"size={room}k")
-    with pytest.raises(FolderError, match=r"No space left on device\. The disk is full: make room, then run the"):
+    with pytest.raises(RunFolderError, match=r"No space left on device\. The disk is full: make room, then run the"):
         run(QUICK, disk / "run")
     mount("-o", "remount,size=64m", disk)
     run(QUICK, disk / "run")
@@ -122,7 +122,7 @@ def train_as_nobody(folder):
         os.setuid(NOBODY)
     except PermissionError:
         sys.exit(FORBIDDEN)
-    with pytest.raises(FolderError, match=r"cannot write .*run: Permission denied\. The folder is not writable"):
+    with pytest.raises(RunFolderError, match=r"cannot write .*run: Permission denied\. The folder is not writable"):
         run(QUICK, folder)
 
 

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from benchmarks.kills import CAMPAIGNS, check_run
-from regrow.train.folder import read_result
-from regrow.train.lock import InUseError
+from regrow.runs.folder import InUseError, read_result
 from tests.train.processes import RECIPE, outcome, start, train
 
 QUICK = RECIPE.changed(epochs=1, finetune_epochs=0, batch=256)

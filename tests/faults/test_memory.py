@@ -4,8 +4,8 @@ import resource
 
 import pytest
 
+from regrow.runs.folder import read_result
 from regrow.sweep import SweepError, run_all
-from regrow.train.folder import read_result
 from tests.train.processes import RECIPE, context
 
 QUICK = RECIPE.changed(epochs=1, finetune_epochs=0, batch=256)

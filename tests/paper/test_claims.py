@@ -14,7 +14,7 @@ from regrow.paper.items.claims import claims
 from regrow.paper.rates import known_rates
 from regrow.paper.scales import find_scale
 from regrow.paper.verdict import MACHINES, Difference, Gap, difference
-from regrow.report.runs import Run
+from regrow.runs.find import Run
 from regrow.train.config import Recipe
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from regrow.paper import published
 from regrow.paper.cells import Library
 from regrow.paper.items import all_items, find_item
 from regrow.paper.scales import find_scale
 from regrow.paper.tuning import to_tune
+from regrow.report import published
 from regrow.train.config import Recipe, RecipeError
 
 ITEMS = sorted(all_items())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.collect import record
-from regrow.commands.table import call
+from regrow.cli import call
 from regrow.methods import LotteryTicket
 from regrow.paper.cells import Library
 from regrow.paper.items import all_items, find_item

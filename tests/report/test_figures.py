@@ -11,16 +11,14 @@ from pathlib import Path
 import pytest
 
 from regrow.report import plot_run
-from regrow.report.collection import every_choice, sections
+from regrow.report.figures.base import DARK, LIGHT, dash, shape
+from regrow.report.figures.costs import COSTS, speed_figure, tradeoff_figure
 from regrow.report.figures.curves import TRAINING, curve_figure
 from regrow.report.figures.layers import layers_figure
-from regrow.report.figures.speed import speed_figure
-from regrow.report.figures.tradeoff import COSTS, tradeoff_figure
-from regrow.report.files import to_svg, write_figures
-from regrow.report.outcomes import group
-from regrow.report.runs import Run, find_runs
-from regrow.report.tasks import make_tasks
-from regrow.report.theme import DARK, LIGHT, dash, shape
+from regrow.report.render import every_choice, sections, to_svg, write_figures
+from regrow.report.tables import make_tasks
+from regrow.runs.find import Run, find_runs
+from regrow.runs.outcomes import group
 from tests.report.conftest import QUICK
 
 pytest.importorskip("altair", reason='figures need pip install "regrow[report]"')
@@ -102,10 +100,10 @@ def test_speeds_of_several_machines_have_its_number_in_front_and_its_name_below(
     assert "Machine 1: another, 1 thread. Machine 2: " in figure.caption
 
 
-def test_a_broken_line_is_explained_where_there_is_one(figures, runs):
+def test_a_dashed_line_is_explained_where_there_is_one(figures, runs):
     alone = tradeoff_figure(COSTS[0], task_of(runs / "dpf50-s0", runs / "dpf90-s0"))
-    assert "broken line" in figures["accuracy-sparsity"].caption
-    assert "broken line" not in alone.caption
+    assert "dashed line" in figures["accuracy-sparsity"].caption
+    assert "dashed line" not in alone.caption
 
 
 def test_masks_that_do_not_move_are_in_no_figure_of_masks(figures):
@@ -127,7 +125,7 @@ def test_a_layer_of_which_little_is_left_is_not_drawn_as_gone():
     assert len(b["epoch"]) <= 60
     assert b["epoch"][-1] == 150
     assert [e > 99 for e in b["epoch"]] == [share == 1 for share in b["pruned"]]
-    assert "Nothing is left of b." in figure.description
+    assert "Pruned completely: b." in figure.description
 
 
 def test_every_figure_becomes_a_file_in_every_format(task, tmp_path):

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regrow.report.outcomes import Summary, group
-from regrow.report.runs import Run, find_runs, read_run
-from regrow.report.tasks import make_tasks
-from regrow.report.text import plus_minus
+from regrow.report.tables import make_tasks, plus_minus
+from regrow.runs.find import Run, find_runs, read_run
+from regrow.runs.folder import RunFolderError
+from regrow.runs.outcomes import Summary, group
 from regrow.train.config import Recipe, RecipeError
-from regrow.train.files import FolderError
 from regrow.train.text import quantity
 from tests.report.conftest import QUICK
 
@@ -158,7 +157,7 @@ def test_listing_finished_runs_opens_result_json_alone(runs, tmp_path):
     (tmp_path / "dense" / "metrics.jsonl").write_text("damaged\n")
     (run,) = find_runs([tmp_path])
     assert run.result["top1"] > 0
-    with pytest.raises(FolderError, match=r"metrics\.jsonl, line 1 is damaged"):
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl, line 1 is damaged"):
         _ = run.records
 
 
@@ -167,7 +166,7 @@ def test_a_damaged_line_is_an_error_that_names_it(runs, tmp_path):
     path = tmp_path / "dense" / "metrics.jsonl"
     first, second = path.read_text().splitlines(keepends=True)
     path.write_text(first + second[:40] + "\n")
-    with pytest.raises(FolderError, match=r"dense/metrics\.jsonl, line 2 is damaged"):
+    with pytest.raises(RunFolderError, match=r"dense/metrics\.jsonl, line 2 is damaged"):
         _ = read_run(tmp_path / "dense").records
     path.write_text(first + second[:40])
     assert len(read_run(tmp_path / "dense").records) == 1, "half a line at the end is one that is being written"
@@ -177,14 +176,14 @@ def test_a_damaged_line_is_an_error_that_names_it(runs, tmp_path):
 def test_a_result_that_is_none_is_an_error_that_names_the_file(tmp_path, content):
     (tmp_path / "recipe.toml").write_text(QUICK.to_toml())
     (tmp_path / "result.json").write_text(content)
-    with pytest.raises((FolderError, RecipeError), match=r"result\.json"):
+    with pytest.raises((RunFolderError, RecipeError), match=r"result\.json"):
         find_runs([tmp_path])
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(FolderError, match="there is no run in"):
+    with pytest.raises(RunFolderError, match="there is no run in"):
         find_runs([tmp_path])
-    with pytest.raises(FolderError, match="does not exist"):
+    with pytest.raises(RunFolderError, match="does not exist"):
         find_runs([tmp_path / "missing"])
 
 
@@ -201,10 +200,10 @@ def test_a_file_of_results_gives_the_outcomes_that_the_runs_gave(runs, tmp_path)
         for quantity_ in ("top1", "sparsity", "nonzeros", "macs_kept"):
             assert ours[label].group.summary(quantity_) == recorded[label].group.summary(quantity_)
     path.write_text(path.read_text() + '{"top1": 3}\n')
-    with pytest.raises(FolderError, match=r"results\.jsonl, line 4 is not the result"):
+    with pytest.raises(RunFolderError, match=r"results\.jsonl, line 4 is not the result"):
         find_runs([path])
     path.write_text('{"top1":')
-    with pytest.raises(FolderError, match=r"results\.jsonl, line 1 is damaged"):
+    with pytest.raises(RunFolderError, match=r"results\.jsonl, line 1 is damaged"):
         find_runs([path])
 
 

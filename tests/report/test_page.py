@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from regrow.commands.report import in_the_paper
 from regrow.report import Published, write_report
+from regrow.report.published import in_the_paper
 from regrow.train.config import Recipe
 from tests.report.browser import Browser, missing
 
@@ -162,7 +162,7 @@ def test_a_folder_in_place_of_the_page_is_explained_in_one_line(runs, tmp_path, 
     command = [sys.executable, "-m", "regrow", "report", str(runs), "-o", folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"regrow: --out is a file, and {folder} is a folder. Did you mean ")
+    assert done.stderr.startswith(f"regrow: --out must be a file, but {folder} is a folder. Did you mean ")
     assert done.stderr.count("\n") == 1
 
 

@@ -24,13 +24,13 @@ def test_a_sweep_is_listed_run_and_found_finished(capsys, tmp_path, sweep):
     code, said, _ = call(capsys, *arguments, "--workers", "1")
     assert code == 0
     assert said.startswith("2 runs, 1 at a time\n1/2  digits-small-dpf90-s0-")
-    assert f"all finished. See them with: regrow report {runs}" in said
+    assert f"all finished. Compare them: regrow report {runs}" in said
     code, said, _ = call(capsys, *arguments, "--dry-run")
     assert "2 runs, 2 finished" in said
     assert said.count("finished  top-1") == 2
     code, said, _ = call(capsys, *arguments)
     assert code == 0
-    assert said.startswith("2 runs, 2 of them finished before\n")
+    assert said.startswith("2 runs, 2 of them finished\n")
 
 
 def test_a_failed_run_is_named_with_its_reason_and_the_exit_code_says_so(capsys, tmp_path, sweep):

@@ -10,10 +10,9 @@ import time
 
 import pytest
 
+from regrow.runs.folder import locked, read_recipe, read_result
 from regrow.sweep import Began, SweepError, SweepStoppedError, Update, run_all
-from regrow.train.config import RecipeError
-from regrow.train.folder import read_recipe, read_result
-from regrow.train.lock import locked
+from regrow.train.config import UsageError
 from regrow.train.run import run
 from tests.train.processes import RECIPE, outcome
 
@@ -109,7 +108,7 @@ def test_a_run_that_always_dies_at_the_same_place_fails_and_the_others_do_not(tm
         if isinstance(event, Update) and event.state == "started" and event.job.recipe == doomed:
             threading.Thread(target=lambda: os.kill(holder(event.job.folder), signal.SIGKILL)).start()
 
-    with pytest.raises(SweepError, match=r"SIGKILL.* 2 times at the same place") as failed:
+    with pytest.raises(SweepError, match=r"SIGKILL.* 2 times without a new checkpoint") as failed:
         run_all([doomed, QUICK], tmp_path, retries=1, listener=kill)
     assert len(failed.value.failed) == 1
 
@@ -176,5 +175,5 @@ def test_a_signal_lets_the_runs_save_and_says_how_to_go_on(tmp_path):
 
 
 def test_a_place_that_does_not_exist_is_refused_with_the_nearest(tmp_path):
-    with pytest.raises(RecipeError, match=r"got 'slrm'\. Did you mean 'slurm'"):
+    with pytest.raises(UsageError, match=r"got 'slrm'\. Did you mean 'slurm'"):
         run_all([QUICK], tmp_path, on="slrm")

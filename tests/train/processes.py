@@ -24,7 +24,7 @@ RECIPE = Recipe(
 
 def context():
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["regrow.sweep.work", "torch._dynamo", "torch.distributed.fsdp"])
+    server.set_forkserver_preload(["regrow.train.run", "torch._dynamo", "torch.distributed.fsdp"])
     return server
 
 
@@ -61,8 +61,7 @@ def stop_at_first_checkpoint(command: list[str | Path], folder: Path) -> None:
 
 def outcome(folder: Path) -> tuple[bytes, list, dict]:
     """What must be the same bits after any number of interruptions: all but the clock."""
-    from regrow.train.folder import read_result
-    from regrow.train.metrics import read_metrics
+    from regrow.runs.folder import read_metrics, read_result
 
     timed = {"seconds", "images_per_second"}
     records = [{k: v for k, v in record.items() if k not in timed} for record in read_metrics(folder)]

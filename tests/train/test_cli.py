@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from regrow import models
-from regrow.cli import main
-from regrow.commands import demo
+from regrow.cli import demo, main
 from regrow.train.display import Display
 from regrow.train.run import run
 from tests.train.test_run import METHODS, QUICK
@@ -51,21 +50,23 @@ def test_training_shows_a_summary_a_line_per_epoch_and_the_result(capsys, tmp_pa
 
 def test_a_training_too_short_for_its_sparsity_says_so(capsys, tmp_path):
     short = (*QUICK_OPTIONS, "--every", "1000")
-    assert "90 % was asked" in call(capsys, "train", "digits", *short, "--out", tmp_path / "short")[1].replace("\n", "")
+    assert "the target is 90 %" in call(capsys, "train", "digits", *short, "--out", tmp_path / "short")[1].replace(
+        "\n", ""
+    )
     enough = (*QUICK_OPTIONS, "--every", "1")
     rounded = (*QUICK_OPTIONS, "--method", "sfp", "--sparsity", "0.3")
     compressed = (*QUICK_OPTIONS, "--method", "feedback", "--options", "compressor='sign'")
     for name, options in {"enough": enough, "rounded": rounded, "compressed": compressed}.items():
         code, said, _ = call(capsys, "train", "digits", *options, "--out", tmp_path / name)
         assert code == 0
-        assert "was asked" not in said
+        assert "the target is" not in said
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (("--method", "sfp"), "90 % of the filters, reached after 1.5 epochs"),
-        (("--method", "one-shot"), "90 % of the weights, all at once after 2 epochs"),
+        (("--method", "one-shot"), "90 % of the weights, in one step after 2 epochs"),
         (("--method", "RigL"), "90 % of the weights, from the first step"),
     ],
 )
@@ -139,7 +140,7 @@ def test_a_recipe_after_the_options_is_not_overlooked(capsys, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     for options in (("--out", tmp_path / "run"), ("--epochs", "1"), ("--no-bf16", "--dry-run")):
         code, _, said = call(capsys, "train", *options, name)
-        assert (code, said) == (2, f"regrow: RECIPE comes first, before all options: regrow train {name} …\n")
+        assert (code, said) == (2, f"regrow: unexpected {name!r}: one RECIPE comes first, before all options\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -161,8 +162,8 @@ def test_a_recipe_after_the_options_is_not_overlooked(capsys, tmp_path, monkeypa
         (("train", "digits", "--seed", "99999999999999999999999"), "seed must be below 2**63"),
         (("recipes", "cifar-resnet-20"), "Did you mean 'cifar-resnet20'"),
         (("inspect", "resnet-20"), "Did you mean 'resnet20'"),
-        (("trein", "digits"), "'trein' is no command. Did you mean 'train'? The commands are train, sweep, "),
-        (("xyz",), "regrow: 'xyz' is no command. The commands are train, sweep, "),
+        (("trein", "digits"), "unknown command 'trein'. Did you mean 'train'? The commands are train, sweep, "),
+        (("xyz",), "regrow: unknown command 'xyz'. The commands are train, sweep, "),
         (("train", "digits", "--save-every", "-3"), "--save-every must be at least 0, got -3"),
         (("train", "digits", "--save-every", "nan"), "--save-every must be at least 0, got nan"),
         (("train", "digits", "--nproc", "0"), "--nproc must be at least 1, got 0"),
@@ -191,7 +192,7 @@ def test_resuming_what_is_no_run_says_so(capsys, tmp_path):
     for recipe in ((), ("digits",)):
         code, _, said = call(capsys, "train", *recipe, "--resume", tmp_path / "typo")
         assert code == 1
-        assert "is not a run: it has no recipe.toml" in said
+        assert "is not a run folder: it has no recipe.toml" in said
         assert not (tmp_path / "typo").exists()
 
 
@@ -206,7 +207,7 @@ def test_what_was_left_open_is_no_difference_to_the_run_in_a_folder(capsys, fini
         capsys, "train", "digits", "--out", finished, "--width", "4", "--batch", "256", "--epochs", "7"
     )
     assert code == 1
-    assert "holds another run: epochs is 3 there and 7 here. Give" in said
+    assert "holds another run: epochs is 3 there and 7 here. Choose" in said
 
 
 @pytest.mark.parametrize("form", ["--resume={}", "--save-every=9 --resume {}", "--resume {} --save-every 9"])
@@ -224,7 +225,7 @@ def test_methods_are_listed_and_explained(capsys):
     assert code == 0
     assert "Different from the authors' code" in said
     assert "  rate  (default 0.5)\n" in said
-    assert "  sparsity  (must be given)\n" in said
+    assert "  sparsity  (required)\n" in said
     code, _, said = call(capsys, "methods", "rigel")
     assert (code, said.startswith("regrow: unknown method 'rigel'. Did you mean 'rigl'?")) == (2, True)
 
@@ -281,7 +282,7 @@ def test_env_and_completion_say_what_they_should(capsys):
 
 @pytest.mark.slow
 def test_the_demo_shows_what_pruning_in_one_shot_destroys_and_dpf_does_not(capsys, tmp_path):
-    from regrow.commands.demo import comparison
+    from regrow.cli.demo import comparison
 
     code, said, _ = call(capsys, "demo", "--out", tmp_path / "demo")
     assert code == 0
@@ -299,7 +300,7 @@ def test_a_folder_is_printed_by_its_own_name(capsys, tmp_path, monkeypatch):
     assert f"folder      {name} " in said
     assert f"files in {name}\n" in said
     fixed = ("--method", "fixed", "--masks", name, "--out", f"{name}2")
-    assert f"those of {name} " in call(capsys, "train", "digits", *QUICK_OPTIONS, *fixed)[1]
+    assert f"from {name} " in call(capsys, "train", "digits", *QUICK_OPTIONS, *fixed)[1]
 
 
 def test_a_warning_is_printed_as_it_is(capsys):
@@ -334,7 +335,7 @@ def test_another_broken_pipe_is_not_hidden(monkeypatch):
     def die(arguments):
         raise BrokenPipeError(32, "a worker died")
 
-    monkeypatch.setattr("regrow.commands.table.call", die)
+    monkeypatch.setattr("regrow.cli.call", die)
     with pytest.raises(BrokenPipeError, match="a worker died"):
         main(["recipes"])
 

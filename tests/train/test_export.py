@@ -86,7 +86,7 @@ def test_the_command_that_checks_a_c_file_works_where_it_was_printed(run, tmp_pa
         (["--weights", "int8"], "--weights and --lanes are for C files"),
         (["--to", "c", "--out", "net.cpp"], "must end in .c"),
         (["--shrink", "--round-to", "0"], "regrow: --round-to must be at least 1, got 0. Did you mean 8?\n"),
-        (["--round-to", "8"], "regrow: --round-to 8 is for smaller networks: give --shrink, too.\n"),
+        (["--round-to", "8"], "regrow: --round-to 8 needs --shrink.\n"),
     ],
 )
 def test_options_that_do_not_go_together_are_answered(run, arguments, message):
@@ -127,7 +127,7 @@ def test_a_file_without_a_network_says_how_to_go_on_in_python(tmp_path, capsys, 
     regrow.save({"weight": torch.ones(3, 4)}, tmp_path / "own.regrow")
     code, said = said_by(capsys, command, tmp_path / "own.regrow")
     assert code == 1
-    assert "networks of regrow.models only" in said
+    assert "only the networks of regrow.models" in said
     for name in re.findall(r"regrow(?:\.\w+)+", said.replace(str(tmp_path), "")):
         assert callable(resolve_name(name)) or name == "regrow.models"
 
@@ -135,6 +135,6 @@ def test_a_file_without_a_network_says_how_to_go_on_in_python(tmp_path, capsys, 
 def test_a_run_that_is_not_finished_says_how_to_finish_it(run, tmp_path, capsys):
     shutil.copy(run / "recipe.toml", tmp_path)
     code, said = said_by(capsys, "export", tmp_path)
-    assert (code, said.endswith(f"Go on with: regrow train --resume {tmp_path}\n")) == (1, True)
+    assert (code, said.endswith(f"Resume: regrow train --resume {tmp_path}\n")) == (1, True)
     shutil.copy(run / "result.json", tmp_path)
     assert "has no model.safetensors" in said_by(capsys, "export", tmp_path)[1]

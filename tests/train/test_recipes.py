@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regrow import models
-from regrow.commands import demo
+from regrow.cli import demo
 from regrow.data import names as data_names
 from regrow.methods.registry import find_method, imported_methods
+from regrow.train.build import LearningRate, training_rate
 from regrow.train.catalog import describe, load_recipe, recipe_names
 from regrow.train.config import Recipe, RecipeError
-from regrow.train.rates import Rate, training_rate
 
 
 @given(
@@ -134,7 +134,7 @@ def test_the_papers_imagenet_rate_rises_from_a_tenth_and_drops_at_epochs_30_60_8
 
 @given(warmup=st.integers(0, 50), start=st.floats(0, 1), t=st.integers(0, 200))
 def test_the_rate_never_exceeds_its_peak_and_is_never_zero(warmup, start, t):
-    rate = Rate(peak=0.2, drops=(100, 150), factor=0.1, warmup=warmup, warmup_from=start)
+    rate = LearningRate(peak=0.2, drops=(100, 150), factor=0.1, warmup=warmup, warmup_from=start)
     assert 0 < rate(t) <= 0.2 * (1 + 1e-12)
 
 

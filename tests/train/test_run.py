@@ -8,11 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from regrow.runs.folder import RunFolderError, read_metrics, read_recipe, read_result
 from regrow.train.config import Recipe, RecipeError
 from regrow.train.events import EpochEnded, Finished, Started
-from regrow.train.files import FolderError
-from regrow.train.folder import read_recipe, read_result
-from regrow.train.metrics import read_metrics
 from regrow.train.run import run
 
 QUICK = Recipe(data="digits", model="small", width=4, epochs=3, batch=256, threads=1)
@@ -152,19 +150,21 @@ def test_listeners_hear_of_start_epochs_and_end(tmp_path):
 
 def test_another_recipe_in_the_same_folder_is_refused_with_the_difference(tmp_path):
     run(QUICK, tmp_path / "run")
-    with pytest.raises(FolderError, match=r"lr is 0\.1 there and 0\.2 here"):
+    with pytest.raises(RunFolderError, match=r"lr is 0\.1 there and 0\.2 here"):
         run(QUICK.changed(lr=0.2), tmp_path / "run")
 
 
 def test_a_run_goes_on_as_parallel_as_it_was_started_and_says_so(tmp_path):
     result = run(QUICK, tmp_path)
-    with pytest.warns(UserWarning, match=r"goes on with --parallel ddp, as it was started: fsdp has no effect.*--out"):
+    with pytest.warns(
+        UserWarning, match=r"continues with --parallel ddp, with which it was started; fsdp is ignored.*--out"
+    ):
         assert run(QUICK.changed(parallel="fsdp"), tmp_path) == result
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(FolderError, match=r"not a run but has files \(thesis.tex"):
+    with pytest.raises(RunFolderError, match=r"not a run folder but has files \(thesis.tex"):
         run(QUICK, tmp_path)
 
 

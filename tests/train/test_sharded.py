@@ -9,13 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from regrow.cli import main
+from regrow.runs.folder import RunFolderError, read_metrics, read_result
+from regrow.runs.stop import StoppedError
 from regrow.train import checkpoint
-from regrow.train.files import FolderError
-from regrow.train.folder import read_result
-from regrow.train.metrics import read_metrics
+from regrow.train.distributed import joined
 from regrow.train.run import run
-from regrow.train.signals import StoppedError
-from regrow.train.world import joined
 from tests.train.processes import RECIPE, outcome, wait_for
 from tests.train.test_run import METHODS
 from tests.train.test_together import asking, stop_in_between, train_all
@@ -117,9 +115,9 @@ def test_missing_or_damaged_shards_are_named(tmp_path):
     [shards] = (tmp_path / "run").glob("shards-*")
     [file] = shards.iterdir()
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(FolderError, match=r"shards-\w+ is damaged"):
+    with pytest.raises(RunFolderError, match=r"shards-\w+ is damaged"):
         run(SHARDED, tmp_path / "run")
     file.unlink()
     shards.rmdir()
-    with pytest.raises(FolderError, match=r"shards-\w+ is missing"):
+    with pytest.raises(RunFolderError, match=r"shards-\w+ is missing"):
         run(SHARDED, tmp_path / "run")

@@ -12,15 +12,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from regrow.runs.folder import RunFolderError, locked, read_metrics, read_result
+from regrow.runs.stop import StoppedError
 from regrow.train import checkpoint
 from regrow.train.display import Display
-from regrow.train.files import FolderError
-from regrow.train.folder import read_result
-from regrow.train.lock import locked
 from regrow.train.loop import DivergedError
-from regrow.train.metrics import read_metrics
 from regrow.train.run import run
-from regrow.train.signals import StoppedError
 from tests.train.processes import RECIPE, outcome, start, stop_at_first_checkpoint, train, wait_for
 from tests.train.test_run import METHODS
 
@@ -60,7 +57,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path
 
 def stop_and_report(recipe, folder):
     """Train until a signal, and end with the code that tells what `run` raised."""
-    from regrow.train.signals import StoppedError
+    from regrow.runs.stop import StoppedError
 
     try:
         train(recipe, folder, save_every=1000)
@@ -88,14 +85,15 @@ def test_the_command_says_how_to_go_on_and_does_so(tmp_path):
     stop_at_first_checkpoint(command, folder)
     before = checkpoint.load(folder / "checkpoint.pt")["trainer"]["step"]
     again = subprocess.Popen([*command[:4], "--resume", folder], stdout=subprocess.PIPE, text=True)
-    going_on = next((line for line in again.stdout if line.startswith("going on")), "")
+    resumed = next((line for line in again.stdout if line.startswith("resumed")), "")
     again.kill()
     again.communicate()
-    assert f"(step {before:,})" in going_on
+    assert f"(step {before:,})" in resumed
 
 
 def test_a_second_process_is_told_who_has_the_folder(tmp_path):
-    with locked(tmp_path), pytest.raises(FolderError, match=rf"is in use by process {os.getpid()} \(since \d\d:\d\d\)"):
+    in_use = rf"is in use by process {os.getpid()} \(since \d\d:\d\d\)"
+    with locked(tmp_path), pytest.raises(RunFolderError, match=in_use):
         run(RECIPE, tmp_path)
     with locked(tmp_path):
         pass  # and it is free again
@@ -106,7 +104,7 @@ def train_without_room(recipe, folder):
     resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, 16_384))
     try:
         train(recipe, folder)
-    except FolderError as error:
+    except RunFolderError as error:
         (folder / "said.txt").write_text(str(error))
         sys.exit(3)
 
@@ -126,13 +124,13 @@ def test_a_file_that_cannot_be_written_is_an_error_that_names_it_and_nothing_is_
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_is_not_writable_is_named(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
-    with pytest.raises(FolderError, match="not writable: choose another with --out"):
+    with pytest.raises(RunFolderError, match="not writable: choose another with --out"):
         run(RECIPE, tmp_path / "locked" / "run")
 
 
 def test_a_folder_whose_name_is_taken_by_a_file_is_named(tmp_path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(FolderError, match=r"cannot write .*run: File exists"):
+    with pytest.raises(RunFolderError, match=r"cannot write .*run: File exists"):
         run(RECIPE, tmp_path / "run")
 
 
@@ -147,14 +145,14 @@ def test_a_loss_that_is_no_number_stops_with_the_step_and_keeps_the_last_good_ch
 
 
 def test_a_run_that_diverges_at_once_says_that_there_is_no_checkpoint(tmp_path):
-    with pytest.raises(DivergedError, match="No checkpoint was made before"):
+    with pytest.raises(DivergedError, match="There is no checkpoint"):
         run(RECIPE.changed(lr=1e30), tmp_path / "run")
 
 
 def test_a_checkpoint_holds_data_only(tmp_path):
     path = tmp_path / "checkpoint.pt"
     checkpoint.save(path, {"trainer": os.system})
-    with pytest.raises(FolderError, match=r"checkpoint\.pt is damaged"):
+    with pytest.raises(RunFolderError, match=r"checkpoint\.pt is damaged"):
         checkpoint.load(path)
 
 
@@ -163,7 +161,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, damage):
     path = tmp_path / "checkpoint.pt"
     checkpoint.save(path, {"trainer": {"weights": torch.ones(1000)}})
     path.write_bytes(path.read_bytes()[:1000] if damage is None else damage)
-    with pytest.raises(FolderError, match=r"checkpoint\.pt is damaged .* Remove it to start"):
+    with pytest.raises(RunFolderError, match=r"checkpoint\.pt is damaged .* Remove it to start"):
         checkpoint.load(path)
 
 

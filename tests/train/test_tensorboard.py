@@ -4,11 +4,11 @@ import time
 
 import pytest
 
+from regrow.train.events import TensorBoard, has_tensorboard
 from regrow.train.run import run
-from regrow.train.tensorboard import TensorBoard, installed
 from tests.train.test_run import QUICK
 
-pytestmark = pytest.mark.skipif(not installed(), reason="tensorboard is not installed")
+pytestmark = pytest.mark.skipif(not has_tensorboard(), reason="tensorboard is not installed")
 
 
 def curve(folder, name):

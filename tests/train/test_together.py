@@ -10,14 +10,13 @@ import time
 import pytest
 from safetensors.torch import load_file
 
+from regrow.runs.folder import read_metrics, read_result
+from regrow.runs.stop import StoppedError
 from regrow.train import checkpoint
 from regrow.train.catalog import load_recipe
+from regrow.train.distributed import joined
 from regrow.train.events import Stepped
-from regrow.train.folder import read_result
-from regrow.train.metrics import read_metrics
 from regrow.train.run import run
-from regrow.train.signals import StoppedError
-from regrow.train.world import joined
 from tests.train.processes import RECIPE, outcome, stop_at_first_checkpoint, train, wait_for
 from tests.train.test_run import METHODS
 from tests.train.together import run_together, start_together
@@ -112,10 +111,10 @@ def test_a_loss_that_is_no_number_is_known_to_all_processes(tmp_path):
 
 
 def be_refused(recipe, folder):
-    from regrow.train.files import FolderError
-    from regrow.train.world import FirstFailedError
+    from regrow.runs.folder import RunFolderError
+    from regrow.train.distributed import Rank0Error
 
-    error = FolderError if os.environ["RANK"] == "0" else FirstFailedError
+    error = RunFolderError if os.environ["RANK"] == "0" else Rank0Error
     with pytest.raises(error, match="holds another run"):
         run(recipe, folder)
 
@@ -158,7 +157,7 @@ def test_a_process_killed_at_a_random_moment_is_replaced_and_the_result_is_that_
     said, _ = agent.communicate()
     assert agent.returncode == 0, said
     assert killed == 2, said
-    assert "going on after" in said
+    assert "resumed after" in said
     assert outcome(folder)[:2] == undisturbed(tmp_path, parallel)[:2]
 
 
@@ -169,6 +168,6 @@ def test_nproc_starts_the_processes_and_passes_a_signal_on(tmp_path):
     stop_at_first_checkpoint(command, folder)
     again = subprocess.run([*command[:4], "--resume", folder, "--nproc", "2"], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert "going on after" in again.stdout
+    assert "resumed after" in again.stdout
     assert outcome(folder)[0] == undisturbed(tmp_path)[0]
     assert load_file(folder / "model.safetensors")

@@ -19,7 +19,7 @@ from regrow.paper.items.theorems import read_theorems
 from regrow.paper.scales import Scale
 from regrow.paper.verdict import MACHINES, SIZE, Verdict, difference
 from regrow.paper.views import NOT_RUN, View, number, table
-from regrow.report.tasks import percent
+from regrow.report.tables import percent
 
 RULE = f"""
 One method is ahead of another where every seed says so, and there are two at least; where seeds disagree they are

@@ -11,10 +11,10 @@ from regrow.paper.item import Item
 from regrow.paper.items.tables import RATIOS, REWIRING, SPARSITIES, STRUCTURED
 from regrow.paper.scales import Scale
 from regrow.paper.views import View, as_row, dynamics, layers, number, speeds, table, tasks_of, tradeoffs
-from regrow.report.figures.figure import Figure, altair, compact, finish, new_chart, series_scales
-from regrow.report.files import can_draw
-from regrow.report.outcomes import Summary
-from regrow.report.tasks import percent
+from regrow.report.figures.base import Figure, altair, compact, finish, new_chart, series_scales
+from regrow.report.render import can_draw
+from regrow.report.tables import percent
+from regrow.runs.outcomes import Summary
 from regrow.train.text import quantity
 
 _COSTS = ("accuracy-sparsity", "accuracy-parameters", "accuracy-macs")

@@ -14,8 +14,8 @@ from regrow.paper.scales import Place, Scale
 from regrow.paper.tickets import Ticket, search
 from regrow.paper.verdict import same_mask
 from regrow.paper.views import NOT_RUN, View, as_row, number, table
-from regrow.report.outcomes import Outcome
-from regrow.report.tasks import percent
+from regrow.report.tables import percent
+from regrow.runs.outcomes import Outcome
 from regrow.train.config import Recipe
 from regrow.train.pruning import make_schedule
 

@@ -10,7 +10,7 @@ from regrow.paper.items.lottery import found_by, retrained
 from regrow.paper.scales import Scale
 from regrow.paper.verdict import difference
 from regrow.paper.views import number
-from regrow.report.tasks import percent
+from regrow.report.tables import percent
 
 _SIZE = "parameters, MACs left"
 HEAD = ("", "top-1", _SIZE, "against", "top-1", _SIZE, "difference (by seed)", "verdict")

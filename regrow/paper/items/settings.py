@@ -10,7 +10,7 @@ from regrow.paper.heat import Heat
 from regrow.paper.item import Item
 from regrow.paper.scales import Scale
 from regrow.paper.views import View
-from regrow.report.tasks import percent
+from regrow.report.tables import percent
 
 _PAPER_SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 _USUAL = 16

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from regrow.paper import published
 from regrow.paper.cells import Cell, Library
 from regrow.paper.compare import DENSE, Column, Comparison, explained, in_print, places_of
 from regrow.paper.item import Item
 from regrow.paper.scales import Scale
 from regrow.paper.views import NOT_RUN, View, as_row, number, table
-from regrow.report.tasks import percent
+from regrow.report import published
+from regrow.report.tables import percent
 from regrow.train.text import quantity
 
 REWIRING = (DENSE, Column("snip"), Column("sparse-momentum"), Column("dsr"), Column("dpf"))

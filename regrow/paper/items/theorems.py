@@ -10,8 +10,8 @@ from regrow.paper.cells import Library
 from regrow.paper.item import Item
 from regrow.paper.scales import Scale
 from regrow.paper.views import View, table
-from regrow.report.files import can_draw
-from regrow.report.tasks import percent
+from regrow.report.render import can_draw
+from regrow.report.tables import percent
 
 
 def _prove(scale: Scale, folder: Path) -> None:
