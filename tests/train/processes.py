@@ -49,14 +49,14 @@ def wait_for(path: Path, process, seconds: float = 60) -> None:
 
 
 def stop_at_first_checkpoint(command: list[str | Path], folder: Path) -> None:
-    """Run a command that trains in `folder`, stop it with SIGTERM, and check that it says how to go on."""
+    """Run a command that trains in `folder`, stop it with SIGTERM, and check that it says how to resume."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not (folder / "checkpoint.pt").exists() and process.poll() is None:
         time.sleep(0.02)
     process.terminate()
     _, errors = process.communicate()
     assert process.returncode == 143, errors
-    assert f"all saved. Go on with: regrow train --resume {folder}" in errors
+    assert f"all saved. Resume: regrow train --resume {folder}" in errors
 
 
 def outcome(folder: Path) -> tuple[bytes, list, dict]:
