@@ -18,7 +18,10 @@ from regrow.runs.folder import read_metrics, write_whole
 from regrow.train.config import Recipe
 
 # Of an epoch's record: what the figures of a report are drawn from.
-_EPOCH = ("epoch", "phase", "loss", "top1", "sparsity", "delta", "flips", "iou", "layers", "images_per_second")
+_EPOCH = (
+    *("epoch", "phase", "lr", "loss", "test_loss", "top1", "sparsity", "delta", "flips", "iou", "refreshes"),
+    *("refresh_flips", "refresh_iou", "layers", "seconds", "images_per_second"),
+)
 
 
 def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
@@ -36,7 +39,9 @@ def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
         "key": recipe.key(),
         "recipe": dataclasses.asdict(recipe),
         **({"epochs": shown} if curves else {}),
-        "environment": {fact: environment[fact] for fact in ("system", "cpu", "cores", "threads", "cuda")},
+        "environment": {
+            fact: environment.get(fact) for fact in ("system", "cpu", "cores", "threads", "cuda", "commit")
+        },
     }
 
 

@@ -33,7 +33,7 @@ JPEG = "CIFAR-10 (JPEG q75)"
 ENGINE = "resnet20", "wrn28-2", "resnet50"
 SERIES = 10  # more curves than these in one picture tell nothing
 LEVELS = 0.9, 0.95
-SCALES = {f"ResNet-8, {JPEG}": ("cpu", RESULTS.parent), "digits": ("digits", RESULTS.parent / "digits")}
+SCALES = {f"ResNet-8, {JPEG}": ("jpeg", RESULTS.parent), "digits": ("digits", RESULTS.parent / "digits")}
 MARKS = "<!-- measured: python -m benchmarks.pages -->\n", "<!-- /measured -->"
 
 

@@ -3,6 +3,8 @@
 Defaults are the authors': random masks of one density, all below a threshold H go, H doubles or halves to drop about
 N connections per update (`drop`), layers grow in proportion to what survived in them. The period `every` doubles at
 12.5, 40 and 70 % of training and nothing moves in its last 5 %. The first convolution and 1x1 shortcuts stay dense.
+New connections start with weight and momentum zero: the authors multiply the mask into the forward pass, so that
+inactive weights receive no gradient and their momentum fades.
 Different from the authors' code: N is 1.37 % of the targeted weights unless given (their 20,000 for WRN-28-2 and
 400,000 for ResNet-50 are absolute), rounding goes to the largest remainders instead of to a random layer, and H
 halves at once where more would be dropped than there are places to grow.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -36,7 +38,9 @@ class DSR(Rewire):
         cost="one comparison, one draw and one selection per layer",
         budget="uniform at first, then by what survives",
     )
+    period = 100
     until = 0.95
+    fresh_momentum = True  # at the authors inactive weights get no gradient, so there is none to inherit
     shared = (*Rewire.shared, "drop")
 
     def __init__(
@@ -45,7 +49,7 @@ class DSR(Rewire):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int = 100,
+        every: int | Literal["auto"] = 100,
         total: int | None = None,
         drop: int | None = None,
         threshold: float = 1e-3,

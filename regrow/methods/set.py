@@ -9,7 +9,7 @@ optimizer with the network every epoch).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ class SET(Rewire):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | None = None,
+        every: int | Literal["auto"] | None = None,
         total: int | None = None,
         zeta: float = 0.3,
         **options: Unpack[RewireOptions],

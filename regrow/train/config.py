@@ -37,6 +37,12 @@ _METHODS = (
     "sfp",
     "fixed",
     "feedback",
+    "static",
+    "acdc",
+    "granet",
+    "dsd",
+    "srste",
+    "dns",
 )
 
 # What torch's generator takes for a seed has 64 bits with a sign.
@@ -69,11 +75,13 @@ class Recipe:
     growth: int | None = None
     """Growth rate of a DenseNet. None: as in its paper (12)."""
     method: str = "dpf"
-    """dpf, incremental, oneshot, snip, dsr, sparse-momentum, set, deepr, rigl, sfp, fixed (see masks) or dense."""
+    """dpf, incremental, oneshot, snip, dsr, sparse-momentum, set, deepr, rigl, sfp, static, acdc, granet, dsd, srste,
+    dns, fixed (see masks) or dense."""
     sparsity: float = 0.9
     """Share of the targeted weights (or filters) that is pruned at the end."""
-    every: int | None = None
-    """Optimizer steps between two masks. None: as in the method's paper (16 for dpf, an epoch for most others)."""
+    every: int | Literal["auto"] | None = None
+    """Optimizer steps between mask updates. None: as in the method's paper (16 for dpf, an epoch for most others).
+    auto: the paper's number, scaled down with the length of a short training."""
     scope: Literal["global", "layer", "er", "erk", "redistributed"] | None = None
     """One threshold for all layers or one per layer: alike, by Erdos-Renyi (er, erk), or by how much the layer weighs
     (redistributed). None: as in the method's paper."""
@@ -183,14 +191,21 @@ class Recipe:
         return "\n".join(lines) + "\n"
 
     def key(self) -> str:
-        """Return the content address: equal for recipes that describe the same run, wherever it happens."""
-        fields = {name: value for name, value in vars(self).items() if name not in _NOT_IN_KEY}
+        """Return the content address: equal for recipes that describe the same run, wherever it happens.
+
+        Only fields that differ from their defaults count, so a new field changes no key.
+        """
+        fields = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if field.name not in _NOT_IN_KEY and (value := getattr(self, field.name)) != field.default
+        }
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def takes_sparsity(self) -> bool:
-        """Whether `sparsity` has a meaning: others leave what the network, given masks or a compressor leave."""
-        return self.method not in ("dense", "fixed", "feedback")
+        """Whether `sparsity` has a meaning: others leave what the network, given masks, a compressor or N:M leave."""
+        return self.method not in ("dense", "fixed", "feedback", "srste")
 
     @property
     def prunes_filters(self) -> bool:
@@ -199,7 +214,7 @@ class Recipe:
 
     def name(self) -> str:
         """Return a readable name, such as `cifar10-resnet20-dpf90-s0`."""
-        pruned = self.method if self.method == "dense" else f"{self.method}{100 * self.sparsity:g}"
+        pruned = self.method if self.method in ("dense", "srste") else f"{self.method}{100 * self.sparsity:g}"
         # It becomes the name of a folder, which a recipe from elsewhere must not place elsewhere.
         return re.sub(r"[^\w.-]", "_", f"{self.data}-{self.model}-{pruned}-s{self.seed}")[:150]
 
@@ -256,7 +271,7 @@ def _check_types(recipe: Recipe) -> None:
         # Most fields of most recipes are defaults: thousands of recipes are checked in a moment.
         if value is getattr(Recipe, name) or _fits(value, wanted):
             continue
-        if names := _choices(wanted):
+        if (names := _choices(wanted)) and int not in get_args(wanted):
             hint = did_you_mean(str(value), names)
             raise RecipeError(f"{name} must be one of {', '.join(names)}, got {value!r}.{hint}")
         raise RecipeError(f"{name} must be {_words(wanted)}, got {value!r}")
@@ -292,7 +307,8 @@ def _words(wanted: Any) -> str:
         return f"a list, each item {_words(get_args(wanted)[0])}"
     options = [option for option in get_args(wanted) if option is not NoneType]
     names = {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
-    return names[options[0] if options else wanted] + (", or left out" if options else "")
+    words = "".join(f" or {name!r}" for name in _choices(wanted))
+    return names[options[0] if options else wanted] + words + (", or left out" if options else "")
 
 
 def _check_ranges(recipe: Recipe) -> None:
@@ -302,7 +318,7 @@ def _check_ranges(recipe: Recipe) -> None:
     }.items():
         for name in names:
             value = getattr(recipe, name)
-            if value is not None and value < least:
+            if value not in (None, "auto") and value < least:
                 raise RecipeError(f"{name} must be at least {least}, got {value}")
     if recipe.seed > _LARGEST_SEED:
         raise RecipeError(f"seed must be below 2**63, got {recipe.seed}")

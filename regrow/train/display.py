@@ -157,12 +157,14 @@ def _facts(heading: str) -> Table:
 
 
 def _sparsity(recipe: Recipe) -> str:
-    from regrow.methods.registry import find_method
+    from regrow.methods.registry import find_method, method_options
     from regrow.train.pruning import ramps
 
     pruned = f"{100 * recipe.sparsity:g} % of the {'filters' if recipe.prunes_filters else 'weights'}"
     if recipe.method == "oneshot":
         return f"{pruned}, in one step after {recipe.epochs} epochs"
+    if "total_steps" in method_options(find_method(recipe.method)):
+        return f"{pruned}, with the method's own schedule: see regrow methods {recipe.method}"
     end = recipe.ramp_share * recipe.epochs if ramps(find_method(recipe.method)) else 0
     return f"{pruned}, " + (f"reached after {end:.4g} epochs" if end else "from the first step")
 

@@ -190,6 +190,8 @@ class Trainer:
             self._settle_losses()
         # Weighted, because the parts of a batch may differ by an image and DDP averages over the ranks.
         (loss * (len(labels) * self._ranks.size / count)).backward()
+        pruner = self.phase.pruner
+        updates = pruner.updates
         try:
             optimizer.step()
         except ValueError:
@@ -198,8 +200,7 @@ class Trainer:
         optimizer.zero_grad()
         self.step += 1
         self.totals.images += count
-        pruner = self.phase.pruner
-        if pruner.due(pruner.step):
+        if pruner.updates != updates:
             self.dynamics.observe(pruner.whole_masks())
 
     def _end_epoch(self, after_batch: Callable[[], None]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Drop and grow: RigL, SET, sparse momentum, DSR and DeepR against slow transcriptions, and what they never do."""
 
 import statistics
+import warnings
 
 import pytest
 import torch
@@ -159,18 +160,40 @@ def test_deep_rewiring_keeps_no_connection_that_has_crossed_zero(training, spars
         masks = pruner.masks.clone()
 
 
-@pytest.mark.parametrize(("method", "forgets"), [("RigL", True), ("SET", True), ("DeepR", True), ("DSR", False)])
-def test_momentum_of_new_connections_starts_anew_where_the_authors_do_so(method, forgets):
-    model, optimizer, _, pruner = attach(method, sparsity=0.6)
+@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adamax])
+@pytest.mark.parametrize("method", ["RigL", "SET", "DeepR", "DSR"])
+def test_the_optimizer_has_gathered_nothing_for_new_connections(method, optimizer_class):
+    """RigL and SET reset it; at DSR's and DeepR's authors inactive weights receive no gradient in the first place."""
+    model = TRAINING.model()
+    extra = {"momentum": 0.9} if optimizer_class is torch.optim.SGD else {}
+    extra |= {"amsgrad": True} if optimizer_class is torch.optim.Adam else {}
+    optimizer = optimizer_class(model.parameters(), lr=0.05, **extra)
+    pruner = METHODS[method](model, optimizer, sparsity=0.6)
     masks, grown = pruner.masks.clone(), 0
     for _ in steps(model, optimizer, 8):
         for name, mask in pruner.masks.items():
             new = mask & ~masks[name]
-            buffer = optimizer.state[dict(model.named_parameters())[name]]["momentum_buffer"]
-            assert not (forgets and buffer[new].any())
-            grown += int(torch.count_nonzero(buffer[new])) if not forgets else int(new.sum())
+            state = optimizer.state[pruner.targets[name].param]
+            gathered = [value for value in state.values() if value.shape == mask.shape]
+            assert gathered
+            assert not any(value[new].any() for value in gathered)
+            grown += int(new.sum())
         masks = pruner.masks.clone()
     assert grown > 0
+
+
+def test_the_first_step_of_a_connection_that_dsr_grows_is_that_of_its_own_gradient():
+    model, optimizer, watch, pruner = attach("DSR", sparsity=0.6)
+    masks, new, seen = pruner.masks.clone(), {}, 0
+    for _ in steps(model, optimizer, 8):
+        for name, grown in new.items():
+            stayed = grown & pruner.masks[name]
+            weight = pruner.weights[name]
+            assert torch.allclose(weight[stayed], -0.1 * watch.gradients[name][stayed], atol=1e-7)
+            seen += int(stayed.sum())
+        new = {name: mask & ~masks[name] for name, mask in pruner.masks.items()}
+        masks = pruner.masks.clone()
+    assert seen > 0
 
 
 @pytest.mark.parametrize(
@@ -182,6 +205,31 @@ def test_rewiring_stops_when_the_authors_stop(method, last):
     assert due[-1] == last
     if method == "DSR":
         assert due == [0, 1, 2, 4, 8]  # the period 1 doubles at steps 1.5, 4.8 and 8.4 of 12
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (regrow.DSR, {"every": 100, "total": 315}),  # doubled three times: 100, 200, 400 and 800 miss every stretch
+        (regrow.RigL, {"every": 100, "total": 130}),  # ends at step 97.5
+        (regrow.SET, {"every": 50, "total": 50}),  # not at the end
+        (regrow.SparseMomentum, {"every": 50, "total": 50}),
+        (regrow.DPF, {"every": 16, "total": 15}),
+        (regrow.DPF, {"every": 90, "total": 90, "settle": 0.1}),  # rests from step 81 on
+    ],
+)
+def test_a_pruner_with_no_mask_update_in_a_known_length_says_so(method, options):
+    model = TRAINING.model()
+    name, every, total = method.__name__, options["every"], options["total"]
+    known = total if "settle" not in options else 81
+    message = rf"no mask update of {name} falls due in this training \(steps: {known}, every={every}\)"
+    with pytest.warns(UserWarning, match=message):
+        pruner = method(model, TRAINING.optimizer(model), sparsity=0.5, **options)
+    assert not any(pruner.due(t) for t in range(1, known + 1))
+    pruner.detach()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method(model, TRAINING.optimizer(model), sparsity=0.5, **(options | {"every": max(1, every // 20)}))
 
 
 @pytest.mark.parametrize("form", [{"foreach": True}, {"fused": True}])

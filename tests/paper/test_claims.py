@@ -114,7 +114,7 @@ def _pruned(seed: int, method: str, top1: float, unit: str | None = None, **chan
 
 
 def test_filters_are_compared_with_the_sizes_beside_the_accuracies():
-    found = {claim.title: claim for claim in claims(find_scale("cpu"), Library.read([page.RESULTS]))}
+    found = {claim.title: claim for claim in claims(find_scale("jpeg"), Library.read([page.RESULTS]))}
     filters = found["Beyond the paper: on whole filters DPF with `stabilise` is ahead"]
 
     assert "97.4 %, 98.2 %" in filters.evidence
@@ -122,7 +122,7 @@ def test_filters_are_compared_with_the_sizes_beside_the_accuracies():
 
 
 def test_a_mask_that_another_run_found_is_not_compared_with_this_one():
-    library, scale = Library.read([page.RESULTS]), find_scale("cpu")
+    library, scale = Library.read([page.RESULTS]), find_scale("jpeg")
     (claim,) = (each for each in claims(scale, library) if each.title == "DPF's mask is no lottery ticket")
 
     assert claim.evidence.count("other mask") == 2
@@ -130,7 +130,7 @@ def test_a_mask_that_another_run_found_is_not_compared_with_this_one():
 
 
 def test_without_results_no_claim_is_called_reproduced():
-    assert {claim.verdict for claim in claims(find_scale("cpu"), Library())} == {"not run"}
+    assert {claim.verdict for claim in claims(find_scale("jpeg"), Library())} == {"not run"}
 
 
 @pytest.mark.skipif(not tuning.CHOICES.exists(), reason="nothing was tuned")

@@ -73,14 +73,15 @@ def test_a_run_with_fine_tuning_stands_for_the_training_without():
 def test_the_cpu_scale_trains_the_recipe_that_the_command_line_trains():
     [recipe] = [r for r in lacking("scope", "cpu") if (r.scope, r.sparsity, r.seed) == ("layer", 0.9, 1)]
 
-    assert (recipe.model, recipe.stem_stride, recipe.epochs, recipe.channels_last) == ("resnet8", 2, 8, True)
+    assert (recipe.model, recipe.every, recipe.epochs, recipe.channels_last) == ("resnet20", "auto", 12, True)
 
 
 def test_the_usual_period_is_the_methods_own_so_that_its_run_is_shared():
     shared = {recipe.key() for recipe in lacking("scope", "cpu")}
 
-    assert {recipe.every for recipe in lacking("period-sparsity", "cpu")} == {None, 1, 64, 256}
-    assert [recipe.every for recipe in lacking("period-sparsity", "cpu") if recipe.key() in shared] == [None] * 3
+    assert {recipe.every for recipe in lacking("period-sparsity", "cpu")} == {"auto", 16, 64, 256}
+    assert [recipe.every for recipe in lacking("period-sparsity", "cpu") if recipe.key() in shared] == ["auto"] * 3
+    assert {recipe.every for recipe in lacking("period-sparsity", "paper")} == {None, 1, 2, 4, 8, 32, 64}
 
 
 def test_misspelt_items_and_scales_are_errors_that_name_the_nearest():
@@ -100,7 +101,7 @@ def test_every_item_knows_what_to_tune(name):
 
 
 def test_a_run_without_fine_tuning_speaks_for_itself_whatever_comes_first(tmp_path):
-    rows = [json.loads(line) for line in (RESULTS / "tuning" / "cifar10-resnet8.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (RESULTS / "tuning" / "jpeg-resnet8.jsonl").read_text().splitlines()]
     same = [row for row in rows if row["recipe"]["method"] == "dpf" and row["recipe"]["lr"] == 0.2]
     plain = [row for row in same if row["recipe"]["finetune_epochs"] == 0]
     assert len(plain) == 1

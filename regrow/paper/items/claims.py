@@ -180,7 +180,7 @@ def claims(scale: Scale, library: Library) -> list[Claim]:
         _compared("Beyond the paper: DPF is ahead of SET and RigL at 90 %", pairs.further(scale), library),
         _compared("Beyond the paper: DPF with a mask at every step is ahead", pairs.every_step(scale), library),
         _compared(
-            "Beyond the paper: DPF with a mask at every step that settles is ahead",
+            "Beyond the paper: DPF with masks at every step that settle is ahead",
             pairs.settled_every_step(scale),
             library,
         ),

@@ -27,7 +27,7 @@ STRUCTURED = (Column("dense", unit="filter"), Column("sfp", unit="filter"), Colu
 EVERY_METHOD = (
     *(DENSE, Column("snip"), Column("set"), Column("dsr"), Column("sparse-momentum"), Column("rigl")),
     *SIMPLE[1:],
-    Column("dpf", fields=(("every", 1), ("options", ("settle=0.1",))), name="DPF, every=1, settle=0.1"),
+    Column("dpf", fields=(("options", ("settle=0.1",)),), name="DPF, settle=0.1"),
 )
 STEADY = (
     Column("incremental"),
