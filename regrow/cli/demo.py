@@ -37,7 +37,7 @@ def demo(out: Path = Path("runs/demo")) -> int:
     """Train a small network on handwritten digits: dense, pruned afterwards, and pruned during training.
 
     Args:
-        out: Folder for the runs, the sparse model and the figure. Finished runs are not repeated.
+        out: Folder for the runs, the sparse model and the figures. Finished runs are not repeated.
     """
     from rich.text import Text
 
@@ -129,11 +129,11 @@ def _show_files(console: Console, out: Path, packed: Path) -> None:
         f"\nsparse model  {packed}, {packed.stat().st_size / 1e3:.1f} kB (dense {plain / 1e3:.1f} kB)", soft_wrap=True
     )
     try:
-        figure = draw(out)
+        figures = draw(out)
     except ImportError:
-        console.print('figure        needs altair: pip install "regrow[report]"')
+        console.print('figures       need altair: pip install "regrow[report]"')
     else:
-        console.print(f"figure        {figure}", soft_wrap=True)
+        console.print(f"figures       {', '.join(str(path) for path in figures)}", soft_wrap=True)
     next_steps = {
         "regrow train digits --sparsity 0.98": "how far does it go?",
         f"regrow inspect {out / 'DPF'}": "what is left of each layer",
@@ -146,31 +146,14 @@ def _show_files(console: Console, out: Path, packed: Path) -> None:
         console.print(f"  {command:<{widest}}  {what}", soft_wrap=True)
 
 
-def draw(out: Path) -> Path:
-    """Draw accuracy and sparsity over the epochs of the three runs."""
-    import altair
+def draw(out: Path) -> list[Path]:
+    """Plot accuracy and sparsity over the epochs of the three runs, and return the files."""
+    from regrow.report.render import sections, write_figures
+    from regrow.report.tables import make_tasks
+    from regrow.runs.find import read_run
+    from regrow.runs.outcomes import group
 
-    from regrow.runs.folder import read_metrics
-
-    values = [
-        {"run": name, "epoch": record["epoch"], "top-1": record["top1"], "sparsity": 100 * record["sparsity"]}
-        for name in RECIPES
-        for record in read_metrics(out / name)
-    ]
-    colour = altair.Color("run:N", sort=list(RECIPES), title=None).scale(range=["#9a9a9a", "#d95f02", "#1b7f5c"])
-    # Dense and one-shot are the same line until the shot: the wide one shows behind the other.
-    width = altair.StrokeWidth("run:N", sort=list(RECIPES), legend=None).scale(type="ordinal", range=[7, 2.5, 2.5])
-    base = altair.Chart(altair.Data(values=values)).encode(x=altair.X("epoch:Q"), color=colour)
-    lines = base.mark_line(strokeCap="round").encode(strokeWidth=width)
-    shot = base.transform_filter(f"datum.run == 'one-shot' && datum.epoch == {_COMMON.epochs}")
-    label = shot.mark_text(align="right", dx=-8).encode(text=altair.value("right after pruning"))
-    accuracy = altair.Y("top-1:Q", title="top-1 accuracy (%)").scale(domain=[0, 100])
-    pruned = altair.Y("sparsity:Q", title="pruned (%)").scale(domain=[0, 100])
-    upper = (lines + shot.mark_point(filled=True, size=40) + label).encode(y=accuracy).properties(width=520, height=240)
-    lower = lines.encode(y=pruned).properties(width=520, height=90)
-    title = f"Digits: {100 * SPARSITY:g} % of the weights pruned after training (one-shot) and during it (DPF)"
-    chart = (upper & lower).properties(title=title)
-    path = out / "demo.png"
-    chart.save(path, scale_factor=2)
-    chart.save(path.with_suffix(".svg"))
-    return path
+    runs = [read_run(out / name) for name in RECIPES]
+    (task,) = make_tasks(group(runs)[0], runs)
+    curves = [figure for section in sections(task) for figure in section.figures]
+    return write_figures((curve for curve in curves if curve.name in ("accuracy", "sparsity")), out, ("svg", "png"))
