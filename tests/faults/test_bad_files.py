@@ -123,7 +123,7 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(folder, keys, value):
         run(QUICK, folder)
 
 
-def test_another_runs_checkpoint_is_refused_and_removing_it_helps(tmp_path, folder):
+def test_the_checkpoint_of_another_run_is_refused_until_it_is_removed(tmp_path, folder):
     other = interrupted(tmp_path / "other", QUICK.changed(width=5))
     (other / "checkpoint.pt").replace(folder / "checkpoint.pt")
     with pytest.raises(RunFolderError, match=r"is not a state of this run .*conv1\.weight"):
@@ -132,12 +132,12 @@ def test_another_runs_checkpoint_is_refused_and_removing_it_helps(tmp_path, fold
     assert run(QUICK, folder)["epoch"] == 2
 
 
-def test_metrics_that_were_removed_or_cut_are_missed(folder):
+def test_removed_or_truncated_metrics_are_an_error(folder):
     (folder / "metrics.jsonl").write_bytes(b"")
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl lacks lines that the checkpoint beside it counts"):
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl is shorter than the checkpoint beside it says"):
         run(QUICK, folder)
     (folder / "metrics.jsonl").unlink()
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl lacks lines"):
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl is shorter"):
         run(QUICK, folder)
 
 
@@ -184,7 +184,7 @@ def understood_or_refused(read, path):
 
 @given(fields=st.dictionaries(FIELDS, TOML, max_size=3), grid=st.dictionaries(FIELDS, TOML, max_size=2))
 @settings(max_examples=300, deadline=None)
-def test_any_values_in_a_recipe_or_a_sweep_are_understood_or_refused(tmp_path_factory, fields, grid):
+def test_any_values_in_a_recipe_or_a_sweep_are_accepted_or_refused(tmp_path_factory, fields, grid):
     path = tmp_path_factory.getbasetemp() / "any.toml"
     lines = [f"{name} = {toml(value)}" for name, value in fields.items()]
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -217,7 +217,7 @@ def test_a_recipe_that_wants_to_exhaust_the_reader_is_refused(tmp_path, content,
 
 
 @pytest.mark.parametrize("field", ["data", "model", "method"])
-def test_no_recipe_chooses_a_folder_elsewhere(field):
+def test_a_recipe_cannot_choose_a_folder_outside_of_runs(field):
     hostile = Recipe(**{field: "../../../etc/\0x"})
     assert "/" not in hostile.name()
     assert "\0" not in hostile.name()

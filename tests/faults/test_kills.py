@@ -81,7 +81,7 @@ def train_or_tell(recipe, folder):
         sys.exit(3)
 
 
-def test_of_many_processes_that_want_one_folder_one_at_a_time_trains_in_it(tmp_path):
+def test_only_one_of_many_processes_trains_in_a_folder_at_a_time(tmp_path):
     undisturbed = start(RECIPE, tmp_path / "undisturbed")
     undisturbed.join()
     folder = tmp_path / "run"

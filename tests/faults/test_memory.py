@@ -22,7 +22,7 @@ def sweep_with_little_memory(folder):
     assert "can't allocate memory" in reason
 
 
-def test_a_run_that_needs_more_memory_than_there_is_does_not_take_the_sweep_down(tmp_path):
+def test_a_run_that_runs_out_of_memory_does_not_end_the_sweep(tmp_path):
     process = context().Process(target=sweep_with_little_memory, args=(tmp_path,))
     process.start()
     process.join()

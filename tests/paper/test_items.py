@@ -100,7 +100,7 @@ def test_every_item_knows_what_to_tune(name):
     assert not {method for _, method, _ in wanted} & {"fixed", "lottery"}
 
 
-def test_a_run_without_fine_tuning_speaks_for_itself_whatever_comes_first(tmp_path):
+def test_a_run_without_fine_tuning_is_preferred_for_the_result_of_training(tmp_path):
     rows = [json.loads(line) for line in (RESULTS / "tuning" / "jpeg-resnet8.jsonl").read_text().splitlines()]
     same = [row for row in rows if row["recipe"]["method"] == "dpf" and row["recipe"]["lr"] == 0.2]
     plain = [row for row in same if row["recipe"]["finetune_epochs"] == 0]

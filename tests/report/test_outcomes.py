@@ -41,14 +41,14 @@ def test_a_summary_is_the_mean_and_the_sample_standard_deviation(values):
     assert summary.low <= summary.mean <= summary.high
 
 
-def test_one_seed_has_no_deviation_and_says_so():
+def test_one_seed_has_no_standard_deviation():
     assert plus_minus(Summary.of([71.0])) == "71.00"
     assert plus_minus(Summary.of([71.0, 73.0])) == "72.00 ± 1.41"
     assert plus_minus(None) == "–"
 
 
 @given(accuracies=st.lists(ACCURACIES, min_size=1, max_size=4), order=st.randoms())
-def test_runs_that_differ_in_the_seed_alone_are_one_group_in_any_order(accuracies, order):
+def test_runs_that_differ_only_in_the_seed_are_one_group_in_any_order(accuracies, order):
     runs = [finished(QUICK.changed(seed=seed), top1=top1) for seed, top1 in enumerate(accuracies)]
     order.shuffle(runs)
     (only,), repeated = group(runs)
@@ -64,7 +64,7 @@ def test_runs_that_differ_in_anything_else_are_groups_of_their_own(change):
     assert len(groups) == 2
 
 
-def test_where_a_run_happened_makes_no_group():
+def test_device_and_threads_do_not_separate_groups():
     groups, _ = group([finished(QUICK), finished(QUICK.changed(seed=1, threads=2))])
     assert len(groups) == 1
 
@@ -81,7 +81,7 @@ def test_a_repeated_run_is_reported_and_not_counted_as_a_seed():
     assert repeated == [(copy, first)]
 
 
-def test_fine_tuning_is_an_outcome_beside_the_one_at_the_end_of_training(runs):
+def test_training_and_fine_tuning_are_two_outcomes(runs):
     by_label = entries([read_run(runs / "dpf50-s0"), read_run(runs / "dpf50-s1")])
     assert list(by_label) == sorted(by_label, key=lambda label: -by_label[label].group.summary("top1").mean)
     records = read_run(runs / "dpf50-s0").records
@@ -109,7 +109,7 @@ def test_labels_name_what_differs_and_nothing_else():
     assert tuned["DPF 80 %"].settings == "lr 0.2"
 
 
-def test_what_is_left_to_the_method_is_not_named():
+def test_fields_left_to_the_method_are_not_in_labels():
     assert set(entries([finished(QUICK.changed(every=None)), finished(QUICK.changed(every=None, scope="layer"))])) == {
         "DPF 90 %",
         "DPF 90 % · scope layer",
@@ -122,7 +122,7 @@ def test_filters_and_weights_are_two_series_even_where_no_sparsity_has_both():
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_run_without_fine_tuning_speaks_for_itself_whatever_comes_first(order):
+def test_a_run_without_fine_tuning_is_preferred_for_the_result_of_training(order):
     tuned = finished(QUICK.changed(finetune_epochs=1), top1=90.0, top1_before_finetuning=60.0)
     plain = finished(QUICK, top1=50.0)
     groups, _ = group([tuned, plain][::order])
@@ -152,7 +152,7 @@ def test_runs_are_found_at_any_depth_once(runs):
     assert len(names) == 7
 
 
-def test_listing_finished_runs_opens_result_json_alone(runs, tmp_path):
+def test_listing_finished_runs_opens_only_result_json(runs, tmp_path):
     shutil.copytree(runs / "dense", tmp_path / "dense")
     (tmp_path / "dense" / "metrics.jsonl").write_text("damaged\n")
     (run,) = find_runs([tmp_path])
@@ -173,7 +173,7 @@ def test_a_damaged_line_is_an_error_that_names_it(runs, tmp_path):
 
 
 @pytest.mark.parametrize("content", ['{"top1": 1', "{}", '{"recipe": {"epocs": 3}, "top1": 1}', "[]"])
-def test_a_result_that_is_none_is_an_error_that_names_the_file(tmp_path, content):
+def test_an_invalid_result_is_an_error_that_names_the_file(tmp_path, content):
     (tmp_path / "recipe.toml").write_text(QUICK.to_toml())
     (tmp_path / "result.json").write_text(content)
     with pytest.raises((RunFolderError, RecipeError), match=r"result\.json"):
@@ -207,7 +207,7 @@ def test_a_file_of_results_gives_the_outcomes_that_the_runs_gave(runs, tmp_path)
         find_runs([path])
 
 
-def test_a_run_before_its_first_epoch_is_no_error(tmp_path):
+def test_a_run_before_its_first_epoch_can_be_reported(tmp_path):
     (tmp_path / "recipe.toml").write_text(QUICK.to_toml())
     runs = find_runs([tmp_path])
     (task,) = make_tasks(group(runs)[0], runs)

@@ -46,7 +46,7 @@ def test_every_table_of_the_paper_is_there_in_full():
     assert sorted(table.number for table in published.TABLES.values()) == [1, 2, 3, 4, 5, 6]
 
 
-def test_numbers_copied_by_hand_are_found_where_they_belong():
+def test_spot_checked_numbers_are_in_the_right_rows():
     found = {(row.network, row.method, row.sparsity): row for row in published.table("cifar10-unstructured")}
     assert (found["resnet20", "DPF", 0.95].mean, found["resnet20", "DPF", 0.95].std) == (88.01, 0.30)
     assert (found["wrn28-8", "SNIP", 0.999].mean, found["wrn28-8", "SNIP", 0.999].std) == (74.50, 2.23)
@@ -103,7 +103,7 @@ def test_every_row_has_a_network_and_a_method_by_the_names_of_regrow(name):
         assert (row.mean is None) == (row.outcome != "converged" or name == "macs")
 
 
-def test_an_unknown_table_is_answered_with_the_nearest():
+def test_an_unknown_table_is_an_error_with_a_suggestion():
     with pytest.raises(ValueError, match="Did you mean 'cifar10-structured'"):
         published.table("cifar-structured")
 

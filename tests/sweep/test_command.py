@@ -46,13 +46,13 @@ def test_a_failed_run_is_named_with_its_reason_and_the_exit_code_says_so(capsys,
     ("option", "value", "least"),
     [("workers", 0, 1), ("workers", -1, 1), ("cpus", 0, 1), ("gpus", -1, 0), ("minutes", 0, 1), ("retries", -1, 0)],
 )
-def test_a_number_that_would_start_nothing_is_refused(capsys, tmp_path, sweep, option, value, least):
+def test_an_option_out_of_range_is_refused(capsys, tmp_path, sweep, option, value, least):
     code, _, errors = call(capsys, "sweep", sweep, "--out", tmp_path / "runs", f"--{option}", value)
     assert (code, errors) == (2, f"regrow: {option} must be at least {least}, got {value}\n")
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_misspelt_field_is_answered_with_the_nearest(capsys, tmp_path, sweep):
+def test_a_misspelled_field_is_an_error_with_a_suggestion(capsys, tmp_path, sweep):
     sweep.write_text("sparsty = 0.9\n")
     code, _, errors = call(capsys, "sweep", sweep)
     assert code == 2

@@ -22,7 +22,7 @@ def test_a_grid_gives_every_combination_once_and_the_last_field_changes_fastest(
     ]
 
 
-def test_a_method_that_is_spelt_in_two_ways_is_trained_once(tmp_path):
+def test_two_spellings_of_a_method_are_trained_once(tmp_path):
     assert len(sweep(tmp_path, '[grid]\nmethod = ["one-shot", "oneshot", "OneShot"]\n')) == 1
 
 
@@ -41,17 +41,17 @@ def test_fields_at_the_top_hold_for_all_runs_and_several_grids_add_up(tmp_path):
     assert {recipe.model for recipe in recipes} == {"resnet20"}
 
 
-def test_a_field_that_is_a_list_goes_through_lists_of_lists(tmp_path):
+def test_a_field_that_is_a_list_takes_lists_of_lists(tmp_path):
     assert [r.drops for r in sweep(tmp_path, "[grid]\ndrops = [[0.5], [0.3, 0.6]]\n")] == [(0.5,), (0.3, 0.6)]
     assert [r.drops for r in sweep(tmp_path, "[grid]\ndrops = [0.3, 0.6]\n")] == [(0.3, 0.6)]
 
 
-def test_a_sweep_without_a_grid_is_one_run_of_a_recipe_beside_it(tmp_path):
+def test_a_sweep_without_a_grid_is_one_run(tmp_path):
     (tmp_path / "mine.toml").write_text(Recipe(epochs=3).to_toml(), encoding="utf-8")
     assert sweep(tmp_path, 'recipe = "mine.toml"\nseed = 4\n') == [Recipe(epochs=3, seed=4)]
 
 
-def test_a_recipe_of_the_package_is_not_taken_for_a_file_beside_the_sweep(tmp_path):
+def test_a_built_in_recipe_takes_precedence_over_a_file_of_the_same_name(tmp_path):
     (tmp_path / "digits").write_bytes(b"\x7fELF\xff")
     assert sweep(tmp_path, 'recipe = "digits"\n') == [load_recipe("digits")]
 
@@ -80,7 +80,7 @@ def test_a_method_of_another_package_is_known(tmp_path, monkeypatch):
         ("seed = ", "not a TOML file"),
     ],
 )
-def test_a_mistake_is_named_with_what_was_probably_meant(tmp_path, text, message):
+def test_a_mistake_is_an_error_with_a_suggestion(tmp_path, text, message):
     with pytest.raises(RecipeError, match=message):
         sweep(tmp_path, text)
 

@@ -48,7 +48,7 @@ def test_training_shows_a_summary_a_line_per_epoch_and_the_result(capsys, tmp_pa
     assert f"files in {tmp_path / 'run'}" in said.replace("\n", "")
 
 
-def test_a_training_too_short_for_its_sparsity_says_so(capsys, tmp_path):
+def test_a_training_too_short_for_its_sparsity_prints_the_target(capsys, tmp_path):
     short = (*QUICK_OPTIONS, "--every", "1000")
     assert "the target is 90 %" in call(capsys, "train", "digits", *short, "--out", tmp_path / "short")[1].replace(
         "\n", ""
@@ -72,7 +72,7 @@ def test_a_training_too_short_for_its_sparsity_says_so(capsys, tmp_path):
         (("--method", "dns"), "90 % of the weights, reached after 1.5 epochs"),
     ],
 )
-def test_the_start_says_what_is_pruned_when(capsys, tmp_path, options, said):
+def test_the_start_table_says_what_is_pruned_and_when(capsys, tmp_path, options, said):
     shown = call(capsys, "train", "digits", *QUICK_OPTIONS, *options, "--out", tmp_path / "run")[1]
     assert said in shown
 
@@ -129,7 +129,7 @@ def test_every_method_has_a_dry_run_that_says_what_it_did(capsys, tmp_path, monk
     assert ("masks were made" in said) == (chosen[0] not in ("dense", "feedback"))
 
 
-def test_a_dry_run_of_a_mask_that_was_found(capsys, finished):
+def test_a_dry_run_with_the_mask_of_another_run(capsys, finished):
     code, said, _ = call(
         capsys, "train", "digits", "--width", "4", "--method", "fixed", "--masks", finished, "--dry-run"
     )
@@ -139,7 +139,7 @@ def test_a_dry_run_of_a_mask_that_was_found(capsys, finished):
 
 
 @pytest.mark.parametrize("name", ["imagenet-resnet50", "nonsense"])
-def test_a_recipe_after_the_options_is_not_overlooked(capsys, tmp_path, monkeypatch, name):
+def test_a_recipe_after_the_options_is_an_error(capsys, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     for options in (("--out", tmp_path / "run"), ("--epochs", "1"), ("--no-bf16", "--dry-run")):
         code, _, said = call(capsys, "train", *options, name)
@@ -178,7 +178,7 @@ def test_a_recipe_after_the_options_is_not_overlooked(capsys, tmp_path, monkeypa
         (("train", "digits", "--restarts", "-1"), "--restarts must be at least 0, got -1"),
     ],
 )
-def test_a_mistake_is_answered_with_what_was_probably_meant(capsys, tmp_path, monkeypatch, arguments, message):
+def test_a_mistake_is_an_error_with_a_suggestion(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     code, _, said = call(capsys, *arguments)
     assert code == 2
@@ -195,7 +195,7 @@ def test_missing_data_is_a_failure_that_says_how_to_get_it(capsys, tmp_path, mon
     assert "ImageNet" in said
 
 
-def test_resuming_what_is_no_run_says_so(capsys, tmp_path):
+def test_resuming_a_folder_without_a_run_is_an_error(capsys, tmp_path):
     for recipe in ((), ("digits",)):
         code, _, said = call(capsys, "train", *recipe, "--resume", tmp_path / "typo")
         assert code == 1
@@ -209,7 +209,7 @@ def test_resuming_with_another_value_is_refused(capsys, finished):
     assert "lr is 0.1 there and 0.7 here" in said
 
 
-def test_what_was_left_open_is_no_difference_to_the_run_in_a_folder(capsys, finished):
+def test_only_differing_fields_of_another_run_are_listed(capsys, finished):
     code, _, said = call(
         capsys, "train", "digits", "--out", finished, "--width", "4", "--batch", "256", "--epochs", "7"
     )
@@ -218,7 +218,7 @@ def test_what_was_left_open_is_no_difference_to_the_run_in_a_folder(capsys, fini
 
 
 @pytest.mark.parametrize("form", ["--resume={}", "--save-every=9 --resume {}", "--resume {} --save-every 9"])
-def test_resuming_takes_the_recipe_of_the_folder_however_it_is_written(capsys, finished, form):
+def test_resume_uses_the_recipe_of_the_folder_for_every_spelling_of_the_option(capsys, finished, form):
     code, said, errors = call(capsys, "train", *form.format(finished).split())
     assert code == 0, errors
     assert "small · Digits · dpf 90 %: done in" in said
@@ -300,7 +300,7 @@ def test_the_demo_shows_what_pruning_in_one_shot_destroys_and_dpf_does_not(capsy
     assert "What to try next" in said
 
 
-def test_a_folder_is_printed_by_its_own_name(capsys, tmp_path, monkeypatch):
+def test_folder_names_are_printed_without_markup(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = "a[red]b:cat:"
     code, said, _ = call(capsys, "train", "digits", *QUICK_OPTIONS, "--out", name)
@@ -311,7 +311,7 @@ def test_a_folder_is_printed_by_its_own_name(capsys, tmp_path, monkeypatch):
     assert f"from {name} " in call(capsys, "train", "digits", *QUICK_OPTIONS, *fixed)[1]
 
 
-def test_a_warning_is_printed_as_it_is(capsys):
+def test_warnings_are_printed_without_markup(capsys):
     Display().warn("layer [0] has 3 [/] of :cat:")
     assert capsys.readouterr().out == "warning: layer [0] has 3 [/] of :cat:\n"
 
@@ -330,7 +330,7 @@ def test_the_demo_says_what_its_figures_need(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", [["train", "--help"], ["recipes"], ["--version"]])
-def test_a_reader_who_leaves_early_is_no_error(command):
+def test_closing_the_pipe_early_prints_no_error(command):
     with subprocess.Popen(
         [sys.executable, "-m", "regrow", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -348,7 +348,7 @@ def test_another_broken_pipe_is_not_hidden(monkeypatch):
         main(["recipes"])
 
 
-def test_closed_output_is_no_error():
+def test_a_closed_stdout_is_not_an_error():
     command = f"{sys.executable} -m regrow --version >&-"
     done = subprocess.run(command, shell=True, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -16,12 +16,12 @@ def test_short_steps_are_measured_for_a_second():
     assert sum(seconds) >= 1 > sum(seconds[:-1])
 
 
-def test_a_run_that_is_shorter_is_measured_as_a_whole():
+def test_a_run_shorter_than_the_measurement_is_measured_completely():
     assert len(dry_run._measure(make_trainer(QUICK))) == 18
 
 
 @pytest.mark.parametrize(("step", "tolerated"), [(2, False), (9, True)])
-def test_a_loss_that_is_lost_without_the_ramp_spoils_no_estimate(monkeypatch, step, tolerated):
+def test_a_late_divergence_without_the_ramp_does_not_fail_the_dry_run(monkeypatch, step, tolerated):
     train = Trainer._train_batch
 
     def diverge(self, images, labels):
@@ -37,6 +37,6 @@ def test_a_loss_that_is_lost_without_the_ramp_spoils_no_estimate(monkeypatch, st
             dry_run.dry_run(LONG)
 
 
-def test_what_is_wrong_with_the_period_of_the_recipe_itself_is_said():
+def test_a_dry_run_reports_errors_of_the_recipe_itself():
     with pytest.raises(RecipeError, match="every must divide the 6 steps of an epoch, got 4"):
         dry_run.dry_run(QUICK.changed(method="sfp", every=4))

@@ -89,7 +89,7 @@ def test_the_command_that_checks_a_c_file_works_where_it_was_printed(run, tmp_pa
         (["--round-to", "8"], "regrow: --round-to 8 needs --shrink.\n"),
     ],
 )
-def test_options_that_do_not_go_together_are_answered(run, arguments, message):
+def test_options_that_exclude_each_other_are_explained(run, arguments, message):
     done = cli("export", run, *arguments)
     assert done.returncode == 2
     assert message in done.stderr + done.stdout
@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(run, tmp_path, capsy
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc, where nobody may make files")
-def test_a_file_that_the_system_refuses_is_named_in_one_line(run, capsys):
+def test_a_path_that_the_system_refuses_is_named_in_one_line(run, capsys):
     code, said = said_by(capsys, "export", run, "--out", "/proc/net.regrow")
     assert code == 1
     assert said.startswith("regrow: cannot write /proc/net.regrow: ")
@@ -123,7 +123,7 @@ def test_a_file_that_the_system_refuses_is_named_in_one_line(run, capsys):
 
 
 @pytest.mark.parametrize("command", ["export", "bench"])
-def test_a_file_without_a_network_says_how_to_go_on_in_python(tmp_path, capsys, command):
+def test_a_file_without_a_network_explains_what_to_do_in_python(tmp_path, capsys, command):
     regrow.save({"weight": torch.ones(3, 4)}, tmp_path / "own.regrow")
     code, said = said_by(capsys, command, tmp_path / "own.regrow")
     assert code == 1

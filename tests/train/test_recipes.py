@@ -43,7 +43,7 @@ def test_a_recipe_written_as_toml_is_read_back_as_it_was(tmp_path_factory, **fie
         ("MyOwn", "MyOwn"),
     ],
 )
-def test_a_method_is_one_however_its_name_is_spelt(spelt, written):
+def test_all_spellings_of_a_method_give_the_same_recipe(spelt, written):
     for recipe in (Recipe(method=spelt), Recipe.of({"method": spelt}), Recipe().changed(method=spelt)):
         assert recipe.method == written
         assert (recipe.key(), recipe.name()) == (Recipe(method=written).key(), Recipe(method=written).name())
@@ -61,7 +61,7 @@ def test_every_method_of_the_package_has_one_spelling_and_recorded_results_keep_
     assert all(Recipe.of(row["recipe"]).key() == row["key"] for row in recorded)
 
 
-def test_the_key_tells_runs_apart_and_does_not_ask_where_they_happen():
+def test_the_key_distinguishes_runs_but_ignores_device_and_threads():
     recipe = Recipe()
     assert recipe.changed(threads=3, device="cuda").key() == recipe.key()
     for field, value in {"lr": 0.3, "seed": 1, "drops": (0.5,), "every": 8, "bf16": True}.items():

@@ -45,7 +45,7 @@ def test_dpf_learns_digits_at_ninety_percent(tmp_path):
     assert result["sparsity"] == pytest.approx(0.9, abs=1e-4)
 
 
-def test_fine_tuning_keeps_the_mask_and_starts_afresh(tmp_path):
+def test_fine_tuning_keeps_the_mask_and_uses_a_new_optimizer(tmp_path):
     recipe = QUICK.changed(finetune_epochs=2, finetune_optimizer="adam", finetune_lr=1e-3)
     result = run(recipe, tmp_path / "run")
     records = read_metrics(tmp_path / "run")
@@ -116,7 +116,7 @@ def test_recipes_with_mask_updates_and_methods_that_need_none_are_not_warned_of(
         ),
     ],
 )
-def test_what_a_method_cannot_do_is_an_error_that_says_what_it_can(tmp_path, fields, message):
+def test_an_option_that_a_method_does_not_have_is_an_error_that_lists_its_options(tmp_path, fields, message):
     with pytest.raises(RecipeError, match=re.escape(message)):
         run(QUICK.changed(**fields), tmp_path / "run")
 
@@ -136,7 +136,7 @@ def test_a_word_is_an_option_without_quotes(tmp_path):
     assert bare["test_loss"] == quoted["test_loss"]
 
 
-def test_a_mask_that_was_found_can_be_trained_from_scratch(tmp_path):
+def test_the_mask_of_another_run_can_be_trained_from_scratch(tmp_path):
     found = run(QUICK, tmp_path / "found")
     again = run(QUICK.changed(method="fixed", masks=str(tmp_path / "found")), tmp_path / "again")
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("found", "again")]
@@ -147,7 +147,7 @@ def test_a_mask_that_was_found_can_be_trained_from_scratch(tmp_path):
 
 
 @pytest.mark.parametrize(("include_last", "masked"), [(None, True), (True, True), (False, False)])
-def test_a_mask_that_was_found_has_the_last_layer_if_that_was_pruned_too(tmp_path, include_last, masked):
+def test_the_mask_of_another_run_includes_the_last_layer_if_it_was_pruned(tmp_path, include_last, masked):
     found = run(QUICK.changed(method="sparse-momentum", epochs=1), tmp_path / "found")
     recipe = QUICK.changed(method="fixed", masks=str(tmp_path / "found"), include_last=include_last, epochs=1)
     again = run(recipe, tmp_path / "again")
@@ -169,7 +169,7 @@ def test_a_finished_run_is_not_repeated(tmp_path):
     assert [type(event) for event in events] == [Finished]
 
 
-def test_listeners_hear_of_start_epochs_and_end(tmp_path):
+def test_listeners_get_start_epoch_and_end_events(tmp_path):
     events = []
     run(QUICK, tmp_path / "run", listeners=[events.append])
     assert isinstance(events[0], Started)
@@ -183,7 +183,7 @@ def test_another_recipe_in_the_same_folder_is_refused_with_the_difference(tmp_pa
         run(QUICK.changed(lr=0.2), tmp_path / "run")
 
 
-def test_a_run_goes_on_as_parallel_as_it_was_started_and_says_so(tmp_path):
+def test_a_run_resumes_with_its_original_parallel_mode_and_warns(tmp_path):
     result = run(QUICK, tmp_path)
     with pytest.warns(
         UserWarning, match=r"continues with --parallel ddp, with which it was started; fsdp is ignored.*--out"
@@ -211,13 +211,13 @@ def test_two_runs_of_one_recipe_end_with_the_same_bits_and_another_seed_does_not
     assert a == b != c
 
 
-def test_held_out_images_are_what_is_evaluated(tmp_path):
+def test_with_holdout_the_held_out_images_are_evaluated(tmp_path):
     result = run(QUICK.changed(holdout=200, epochs=1), tmp_path / "run")
     assert result["evaluated_on"] == "holdout"
     assert result["top1"] * 2 == pytest.approx(round(result["top1"] * 2))
 
 
-def test_a_package_that_is_missing_at_the_end_is_named_at_the_start(tmp_path, monkeypatch):
+def test_a_package_needed_at_the_end_is_checked_at_the_start(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(ImportError, match=r'model files need safetensors: pip install "regrow\[cli\]"'):
         run(Recipe(data="digits", epochs=1), tmp_path / "run")

@@ -42,7 +42,7 @@ def test_a_sharded_run_ends_where_a_replicated_one_does_and_leaves_the_same_file
 
 
 @pytest.mark.slow
-def test_a_sharded_run_goes_on_bit_for_bit(tmp_path):
+def test_a_sharded_run_resumes_bit_for_bit(tmp_path):
     run_together(2, train_all, {"whole": SHARDED}, tmp_path)
     run_together(2, stop_in_between, SHARDED, tmp_path / "parts", [1, 30, 50])
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
@@ -54,7 +54,7 @@ def stop_at(recipe, folder, step):
         run(recipe, folder, listeners=[asking(step)])
 
 
-def test_a_checkpoint_is_taken_over_by_another_number_of_processes(tmp_path):
+def test_another_number_of_processes_can_resume_a_checkpoint(tmp_path):
     # Without batch norm's dependence on shares there would be rounding only: the learning rate keeps the rest small.
     recipe = SHARDED.changed(lr=1e-4, optimizer="adam")
     run(recipe, tmp_path / "alone")

@@ -66,7 +66,7 @@ def stop_and_report(recipe, folder):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_what_was_done_and_the_run_goes_on_from_there(tmp_path, uninterrupted, number):
+def test_a_signal_saves_the_state_and_the_run_resumes_from_it(tmp_path, uninterrupted, number):
     folder = tmp_path / "run"
     process = start(RECIPE, folder, stop_and_report)
     wait_for(folder / "checkpoint.pt", process)
@@ -79,7 +79,7 @@ def test_a_signal_saves_what_was_done_and_the_run_goes_on_from_there(tmp_path, u
     assert outcome(folder) == uninterrupted
 
 
-def test_the_command_says_how_to_go_on_and_does_so(tmp_path):
+def test_the_command_prints_how_to_resume_and_does_so(tmp_path):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "regrow", "train", "digits", "--epochs", "400", "--threads", "1", "--out", folder]
     stop_at_first_checkpoint(command, folder)
@@ -91,7 +91,7 @@ def test_the_command_says_how_to_go_on_and_does_so(tmp_path):
     assert f"(step {before:,})" in resumed
 
 
-def test_a_second_process_is_told_who_has_the_folder(tmp_path):
+def test_a_second_process_is_told_which_process_uses_the_folder(tmp_path):
     in_use = rf"is in use by process {os.getpid()} \(since \d\d:\d\d\)"
     with locked(tmp_path), pytest.raises(RunFolderError, match=in_use):
         run(RECIPE, tmp_path)
@@ -134,7 +134,7 @@ def test_a_folder_whose_name_is_taken_by_a_file_is_named(tmp_path):
         run(RECIPE, tmp_path / "run")
 
 
-def test_a_loss_that_is_no_number_stops_with_the_step_and_keeps_the_last_good_checkpoint(tmp_path):
+def test_a_nan_loss_stops_with_the_step_and_keeps_the_last_good_checkpoint(tmp_path):
     # The learning rate explodes at the drop after half of training.
     recipe = RECIPE.changed(drop_factor=1e30, drops=[0.5])
     with pytest.raises(DivergedError, match=r"at step \d+ \(epoch 3, .*The last good checkpoint is .*checkpoint\.pt"):
@@ -166,7 +166,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, damage):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_run_stopped_at_the_last_step_of_an_epoch_or_in_its_evaluation_goes_on_under_a_display(tmp_path, batch):
+def test_a_run_stopped_at_the_end_of_an_epoch_or_in_its_evaluation_resumes_with_a_display(tmp_path, batch):
     recipe, folder, last, told = RECIPE.changed(epochs=2), tmp_path / "run", 21, []
 
     def stop(event):
@@ -195,7 +195,7 @@ def test_a_run_stopped_at_the_last_step_of_an_epoch_or_in_its_evaluation_goes_on
         {"ramp_end": 0},
     ],
 )
-def test_every_kind_of_run_goes_on_bit_for_bit(tmp_path, fields):
+def test_every_kind_of_run_resumes_bit_for_bit(tmp_path, fields):
     recipe = RECIPE.changed(epochs=2, finetune_epochs=1, **fields)
     run(recipe, tmp_path / "whole")
 

@@ -20,7 +20,7 @@ def curve(folder, name):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_events_of_a_resumed_run_are_those_of_the_whole(tmp_path):
+def test_the_events_of_a_resumed_run_equal_those_of_an_uninterrupted_one(tmp_path):
     class EnoughError(Exception):
         pass
 
