@@ -15,7 +15,7 @@ from typing import Any
 
 from regrow.paper.cells import portable
 from regrow.runs.folder import read_metrics, write_whole
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 
 # Of an epoch's record: what the figures of a report are drawn from.
 _EPOCH = (

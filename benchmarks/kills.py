@@ -24,10 +24,10 @@ import torch
 from regrow.deploy import pack
 from regrow.deploy.files import load_model
 from regrow.runs.folder import read_metrics, read_recipe, read_result
+from regrow.runs.recipe import Recipe
 from regrow.sweep import run_all
 from regrow.sweep.jobs import jobs_for
 from regrow.train import checkpoint
-from regrow.train.config import Recipe
 from regrow.train.run import run
 from tests.train.processes import RECIPE, context, outcome
 

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from benchmarks.runner import report
 from regrow import data
+from regrow.runs.recipe import Recipe
 from regrow.train import build
-from regrow.train.config import Recipe
 from regrow.train.loop import Trainer
 
 BAR = 0.98

@@ -17,8 +17,8 @@ from benchmarks import collect, tuning
 from regrow.paper.cells import Cell, Library
 from regrow.paper.scales import Scale, find_scale
 from regrow.paper.tuning import rate_cells
+from regrow.runs.recipe import Recipe
 from regrow.sweep import run_all
-from regrow.train.config import Recipe
 
 RESULTS = Path(__file__).parents[1] / "results"
 DYNAMIC = ("rigl", "sparse-momentum", "dsr", "set", "snip", "static", "acdc", "granet")

@@ -85,7 +85,7 @@ def _commands(arguments: Sequence[str]) -> tuple[dict[str, Callable[..., int]], 
 
 
 def _check_name(name: Sequence[str], commands: dict[str, Callable[..., int]]) -> None:
-    from regrow.train.config import UsageError
+    from regrow.runs.recipe import UsageError
 
     if name and not name[0].startswith("-") and name[0] not in commands:
         hint = did_you_mean(name[0], commands, cutoff=0.5)

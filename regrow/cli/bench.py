@@ -70,7 +70,7 @@ def _count(threads: int) -> str:
 
 
 def _check(batch: int, threads: int, seconds: float, against: str | None, environment: Path | None) -> None:
-    from regrow.train.config import UsageError
+    from regrow.runs.recipe import UsageError
 
     for name, value in (("--batch", batch), ("--threads", threads)):
         if value < 1:
@@ -89,7 +89,7 @@ def _network(what: str, sparsity: float | None, options: dict[str, int | None]) 
     from regrow import models
     from regrow.core.schedule import check_sparsity
     from regrow.deploy.bench.synthetic import prune_synthetically
-    from regrow.train.config import UsageError
+    from regrow.runs.recipe import UsageError
 
     given = {name: value for name, value in options.items() if value is not None}
     if Path(what).exists():

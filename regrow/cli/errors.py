@@ -13,7 +13,7 @@ def explain(error: Exception) -> int:
     """Print an expected error in one line and return the exit code; raise an unexpected one."""
     from regrow.host.agreement import DisagreementError
     from regrow.runs.folder import FIXES, cannot_write
-    from regrow.train.config import UsageError
+    from regrow.runs.recipe import UsageError
     from regrow.train.distributed import Rank0Error, launched_rank
     from regrow.train.loop import DivergedError
 
@@ -35,7 +35,7 @@ def explain(error: Exception) -> int:
 
 def check_file(path: Path, usual: str) -> None:
     """Raise if `path` is a folder, before any work is done; `usual` is a file name to suggest."""
-    from regrow.train.config import UsageError
+    from regrow.runs.recipe import UsageError
 
     if path.is_dir():
         raise UsageError(f"--out must be a file, but {path} is a folder. Did you mean {path / usual}?")

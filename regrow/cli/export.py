@@ -71,7 +71,7 @@ def export(
 
 def _check_options(to: str, dtype: str, sparse: bool, *, for_c: bool) -> None:
     """Raise for options of another kind of file."""
-    from regrow.train.config import UsageError
+    from regrow.runs.recipe import UsageError
 
     if dtype != "fp32" and to != "packed":
         raise UsageError(f"--dtype {dtype} is for packed files; --to {to} keeps fp32.")
@@ -83,7 +83,7 @@ def _check_options(to: str, dtype: str, sparse: bool, *, for_c: bool) -> None:
 
 def _check_rounding(round_to: int, shrink: bool) -> None:
     """Raise if `round_to` is not a number of channels, or is given without --shrink."""
-    from regrow.train.config import UsageError
+    from regrow.runs.recipe import UsageError
 
     if round_to < 1:
         raise UsageError(f"--round-to must be at least 1, got {round_to}. Did you mean 8?")
@@ -155,7 +155,7 @@ def _write(model: nn.Module, network: Network, path: Path, to: str, dtype: Dtype
 
 def _write_c(model: nn.Module, network: Network, path: Path, weights: Format, lanes: int) -> int:
     from regrow.deploy.export_c import export_c
-    from regrow.train.config import UsageError
+    from regrow.runs.recipe import UsageError
 
     try:
         with _writing(path):

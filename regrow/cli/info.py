@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from regrow.train.catalog import describe, load_recipe, recipe_names
-from regrow.train.config import UsageError
+from regrow.runs.recipe import UsageError, describe_recipe, load_recipe, recipe_names
 
 
 def recipes(name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="RECIPE")] = None) -> int:
@@ -24,7 +23,7 @@ def recipes(name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(meta
     names = recipe_names()
     width = max(map(len, names))
     for known in names:
-        print(f"{known:<{width}}  {describe(known)}")
+        print(f"{known:<{width}}  {describe_recipe(known)}")
     print(
         "\nregrow train NAME trains one; regrow recipes NAME prints it; regrow train NAME --help explains its fields."
     )

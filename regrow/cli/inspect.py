@@ -40,7 +40,7 @@ def inspect(
 def _named(name: str, classes: int, channels: int, size: int) -> Account:
     from regrow import models
     from regrow.analysis import account
-    from regrow.train.config import UsageError
+    from regrow.runs.recipe import UsageError
 
     try:
         model = models.build(name, classes=classes, channels=channels, size=size)

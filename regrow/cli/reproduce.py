@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from regrow.train.config import Device, Recipe, RecipeError
+from regrow.runs.recipe import Device, Recipe, RecipeError
 
 if TYPE_CHECKING:
     from regrow.paper.cells import Library

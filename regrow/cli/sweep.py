@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 if TYPE_CHECKING:
+    from regrow.runs.recipe import Recipe
     from regrow.sweep import Job, Resources
-    from regrow.train.config import Recipe
 
 
 def sweep(

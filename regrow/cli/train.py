@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from regrow.train.catalog import load_recipe
-from regrow.train.config import Recipe, UsageError
+from regrow.runs.recipe import Recipe, UsageError, load_recipe
 
 if TYPE_CHECKING:
     from regrow.train.events import Event, Listener

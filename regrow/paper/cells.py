@@ -10,7 +10,7 @@ from typing import Any
 from regrow.runs.find import Run, find_runs
 from regrow.runs.folder import read_recipe
 from regrow.runs.outcomes import Outcome, Summary, identity, outcomes_of
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from regrow.paper.scales import Scale
 from regrow.paper.tuning import Choice, choose, finetuning_cells, next_rates, rate_cells, rates_tried, to_tune
 from regrow.paper.views import View
 from regrow.runs.folder import write_json
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 
 Train = Callable[[Sequence[Recipe], Path], None]
 """Trains recipes in folders of a folder; what is finished there is left alone."""

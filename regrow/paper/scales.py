@@ -11,11 +11,13 @@ from typing import Any, Literal
 from regrow.host.hints import did_you_mean
 from regrow.paper.cells import Cell
 from regrow.paper.rates import Rates, known_rates, rate_of
-from regrow.train.catalog import load_recipe
-from regrow.train.config import Device, Recipe, RecipeError
+from regrow.runs.recipe import Device, Recipe, RecipeError, load_recipe
 
 Place = tuple[str, float]
 """A network, by the name it has in `regrow`, and a sparsity."""
+
+# Options with which a method's authors trained on CIFAR, where its defaults are those for ImageNet.
+_ON_CIFAR = {"acdc": ("switches=[0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85]",)}
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Scale:
         base = self.stand_in or published_recipe(network)
         rate = rate_of(self.rates, network, method)
         chosen: dict[str, Any] = {"method": method, **({} if rate is None else {"lr": rate.lr})}
+        if base.data == "cifar10" and method in _ON_CIFAR:
+            chosen["options"] = _ON_CIFAR[method]
         if sparsity is not None and method != "dense":
             chosen["sparsity"] = sparsity
         if self.device is not None:

@@ -20,9 +20,9 @@ from regrow.core import Masks
 from regrow.methods import Fixed, LotteryTicket
 from regrow.methods.lottery import level_sparsities
 from regrow.runs.folder import write_json, write_whole
+from regrow.runs.recipe import Recipe
 from regrow.train import build
 from regrow.train.build import training_rate
-from regrow.train.config import Recipe
 from regrow.train.environment import environment, versions
 from regrow.train.loop import EpochTotals, Phase, Trainer, make_trainer
 

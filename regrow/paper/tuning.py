@@ -15,7 +15,7 @@ from typing import Any
 from regrow.paper.cells import Cell, Library
 from regrow.paper.rates import Rate
 from regrow.paper.scales import Scale
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 
 SEED = 100
 """The seed of tuning, which no reported number has."""

@@ -19,8 +19,7 @@ from typing import Literal
 from regrow.host.hints import did_you_mean
 from regrow.report.tables import Published, method_title
 from regrow.runs.outcomes import is_dense
-from regrow.train.catalog import load_recipe, recipe_names
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe, load_recipe, recipe_names
 
 Outcome = Literal["converged", "diverged", "unreported"]
 

@@ -16,7 +16,7 @@ from regrow import data
 from regrow.methods.registry import find_method
 from regrow.runs.find import Run
 from regrow.runs.outcomes import Group, Summary, idle_fields
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 from regrow.train.text import duration, quantity
 
 # Accuracies are comparable only between runs that agree in these fields.

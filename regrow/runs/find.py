@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 from regrow.runs.folder import RunFolderError, read_metrics, read_recipe, read_result
 
 

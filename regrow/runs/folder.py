@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from regrow.host.disk import write_atomically
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 
 FIXES = {
     errno.ENOSPC: "The disk is full: free some space, then run the same command again to continue.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regrow.runs.find import Run
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 
 _FINETUNING = ("finetune_epochs", "finetune_optimizer", "finetune_lr", "finetune_drops")
 _PRUNING = (

@@ -15,9 +15,9 @@ from regrow.host.cores import cores
 from regrow.host.hints import did_you_mean
 from regrow.runs.find import RunProgress
 from regrow.runs.folder import RunFolderError
+from regrow.runs.recipe import Recipe, UsageError
 from regrow.runs.stop import Stop, StoppedError, stop_requests
 from regrow.sweep.jobs import Executor, Job, JobResult, Resources, jobs_for
-from regrow.train.config import Recipe, UsageError
 
 EXECUTORS = ("local", "ray", "slurm")
 

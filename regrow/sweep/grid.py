@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regrow.host.hints import did_you_mean
-from regrow.train.catalog import load_recipe, recipe_names
-from regrow.train.config import Recipe, RecipeError, is_own_method, read_toml
+from regrow.runs.recipe import Recipe, RecipeError, is_own_method, load_recipe, read_toml, recipe_names
 
 _FIELDS = {field.name: field.default for field in dataclasses.fields(Recipe)}
 

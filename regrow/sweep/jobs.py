@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from regrow.runs.folder import InUseError, RunFolderError, cannot_write, read_result
+from regrow.runs.recipe import Recipe, RecipeError
 from regrow.runs.stop import StoppedError
-from regrow.train.config import Recipe, RecipeError
 
 LOG = "log.txt"
 """File in a run folder with the output of the run: warnings, and the traceback of an unexpected error."""

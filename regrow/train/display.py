@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 from regrow.train.events import EpochEnded, Event, Finished, Started, Stepped
 from regrow.train.text import duration, quantity
 
@@ -158,14 +158,14 @@ def _facts(heading: str) -> Table:
 
 def _sparsity(recipe: Recipe) -> str:
     from regrow.methods.registry import find_method, method_options
-    from regrow.train.pruning import ramps
+    from regrow.train.build import ramps
 
     pruned = f"{100 * recipe.sparsity:g} % of the {'filters' if recipe.prunes_filters else 'weights'}"
     if recipe.method == "oneshot":
         return f"{pruned}, in one step after {recipe.epochs} epochs"
     if "total_steps" in method_options(find_method(recipe.method)):
-        return f"{pruned}, with the method's own schedule: see regrow methods {recipe.method}"
-    end = recipe.ramp_share * recipe.epochs if ramps(find_method(recipe.method)) else 0
+        return f"{pruned}, on the method's own schedule"
+    end = recipe.ramp_fraction * recipe.epochs if ramps(find_method(recipe.method)) else 0
     return f"{pruned}, " + (f"reached after {end:.4g} epochs" if end else "from the first step")
 
 

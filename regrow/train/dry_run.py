@@ -11,9 +11,9 @@ from typing import Any
 from regrow.analysis import Account, account
 from regrow.methods import SFP
 from regrow.methods.registry import method_options
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
+from regrow.train.build import chosen_method
 from regrow.train.loop import DivergedError, Trainer, make_trainer
-from regrow.train.pruning import chosen_method
 
 # At least this many batches, and more of them if they take less than this many seconds.
 _BATCHES, _SECONDS = 6, 1.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 
 if TYPE_CHECKING:
     from regrow.analysis import Account

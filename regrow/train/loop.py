@@ -20,12 +20,11 @@ from regrow.host.layout import unpack
 from regrow.host.shards import held, is_sharded
 from regrow.methods import Fixed, Pruner
 from regrow.models import Network
+from regrow.runs.recipe import Recipe, RecipeError
 from regrow.train import build
 from regrow.train.build import LearningRate
-from regrow.train.config import Recipe, RecipeError
 from regrow.train.distributed import Ranks, broadcast_buffers, full_tensor, parallelize
 from regrow.train.evaluate import evaluate
-from regrow.train.pruning import make_pruner
 
 # Losses are read in blocks, because reading each one would stall a GPU.
 _LOSSES_AT_ONCE = 50
@@ -158,7 +157,7 @@ class Trainer:
     def _training(self) -> Phase:
         recipe, total = self.recipe, self.sets.steps * self.recipe.epochs
         optimizer = build.make_optimizer(recipe, self.model, kind=recipe.optimizer, lr=recipe.lr)
-        pruner = make_pruner(recipe, self.model, optimizer, self.sets.steps)
+        pruner = build.make_pruner(recipe, self.model, optimizer, self.sets.steps)
         return Phase("train", 0, total, build.training_rate(recipe, total), optimizer, pruner)
 
     def _finetuning(self, masks: Masks) -> Phase:

@@ -29,9 +29,9 @@ from regrow.runs.folder import (
     write_json,
     write_whole,
 )
+from regrow.runs.recipe import Recipe
 from regrow.runs.stop import Stop, StoppedError, stop_requests
 from regrow.train import checkpoint
-from regrow.train.config import Recipe
 from regrow.train.distributed import Ranks, joined, make_mesh
 from regrow.train.environment import environment, versions
 from regrow.train.events import EpochEnded, Event, Finished, Listener, Started, Stepped

@@ -23,7 +23,7 @@ from regrow.deploy.bench.turns import fastest
 from regrow.deploy.engine.build import Library, load_library
 from regrow.deploy.engine.model import LayerTime, Profile
 from regrow.models import build
-from regrow.train.config import RecipeError
+from regrow.runs.recipe import RecipeError
 
 
 @given(sizes=st.lists(st.integers(1, 10**7), min_size=1, max_size=30), sparsity=st.floats(0, 0.999))

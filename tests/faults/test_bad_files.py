@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regrow.runs.folder import RunFolderError, read_metrics, read_recipe, read_result
+from regrow.runs.recipe import Recipe, RecipeError
 from regrow.sweep import read_sweep
 from regrow.train import checkpoint
-from regrow.train.config import Recipe, RecipeError
 from regrow.train.run import run
 from tests.train.processes import RECIPE
 

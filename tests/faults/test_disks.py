@@ -66,9 +66,7 @@ def command(said, *arguments):
 
 def train_without_room_and_with_it(disk, room, saved):
     mount_small(disk, f"size={room}k")
-    with pytest.raises(
-        RunFolderError, match=r"No space left on device\. The disk is full: free some space"
-    ):
+    with pytest.raises(RunFolderError, match=r"No space left on device\. The disk is full: free some space"):
         run(QUICK, disk / "run")
     mount("-o", "remount,size=64m", disk)
     run(QUICK, disk / "run")

@@ -15,7 +15,7 @@ from regrow.paper.rates import known_rates
 from regrow.paper.scales import find_scale
 from regrow.paper.verdict import MACHINES, Difference, Gap, difference
 from regrow.runs.find import Run
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 
 
 def test_the_page_is_up_to_date_with_the_results():

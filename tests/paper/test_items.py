@@ -11,7 +11,7 @@ from regrow.paper.items import all_items, find_item
 from regrow.paper.scales import find_scale
 from regrow.paper.tuning import to_tune
 from regrow.report import published
-from regrow.train.config import Recipe, RecipeError
+from regrow.runs.recipe import Recipe, RecipeError
 
 ITEMS = sorted(all_items())
 SCALES = ("paper", "cpu")

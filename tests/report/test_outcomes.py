@@ -14,7 +14,7 @@ from regrow.report.tables import make_tasks, plus_minus
 from regrow.runs.find import Run, find_runs, read_run
 from regrow.runs.folder import RunFolderError
 from regrow.runs.outcomes import Summary, group
-from regrow.train.config import Recipe, RecipeError
+from regrow.runs.recipe import Recipe, RecipeError
 from regrow.train.text import quantity
 from tests.report.conftest import QUICK
 

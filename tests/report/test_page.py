@@ -12,7 +12,7 @@ import pytest
 
 from regrow.report import Published, write_report
 from regrow.report.published import in_the_paper
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 from tests.report.browser import Browser, missing
 
 pytest.importorskip("altair", reason='reports need pip install "regrow[report]"')

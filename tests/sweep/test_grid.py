@@ -4,9 +4,8 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from regrow.runs.recipe import Recipe, RecipeError, load_recipe
 from regrow.sweep import read_sweep
-from regrow.train.catalog import load_recipe
-from regrow.train.config import Recipe, RecipeError
 
 
 def sweep(tmp_path, text):

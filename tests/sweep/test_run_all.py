@@ -11,8 +11,8 @@ import time
 import pytest
 
 from regrow.runs.folder import locked, read_recipe, read_result
+from regrow.runs.recipe import UsageError
 from regrow.sweep import Began, SweepError, SweepStoppedError, Update, run_all
-from regrow.train.config import UsageError
 from regrow.train.run import run
 from tests.train.processes import RECIPE, outcome
 

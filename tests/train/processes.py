@@ -5,7 +5,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 
 # Small enough for seconds, with all that a state has: two phases, masks that move, momentum.
 RECIPE = Recipe(

@@ -68,7 +68,7 @@ def test_a_training_too_short_for_its_sparsity_prints_the_target(capsys, tmp_pat
         (("--method", "sfp"), "90 % of the filters, reached after 1.5 epochs"),
         (("--method", "one-shot"), "90 % of the weights, in one step after 2 epochs"),
         (("--method", "RigL"), "90 % of the weights, from the first step"),
-        (("--method", "acdc"), "90 % of the weights, on a schedule of its own: see regrow methods acdc"),
+        (("--method", "acdc"), "90 % of the weights, on the method's own schedule"),
         (("--method", "dns"), "90 % of the weights, reached after 1.5 epochs"),
     ],
 )
@@ -126,7 +126,8 @@ def test_every_method_has_a_dry_run_that_says_what_it_did(capsys, tmp_path, monk
     code, said, errors = call(capsys, "train", "digits", *QUICK_OPTIONS, "--method", *chosen, "--dry-run")
     assert code == 0, errors
     assert "about" in said
-    assert ("masks were made" in said) == (chosen[0] not in ("dense", "feedback"))
+    dense = ("dense", "feedback", "dsd")  # of which the last has masks, but not at the end of so short a training
+    assert ("masks were made" in said) == (chosen[0] not in dense)
 
 
 def test_a_dry_run_with_the_mask_of_another_run(capsys, finished):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from regrow.runs.recipe import RecipeError
 from regrow.train import dry_run
-from regrow.train.config import RecipeError
 from regrow.train.loop import DivergedError, Trainer, make_trainer
 from tests.train.test_run import QUICK
 

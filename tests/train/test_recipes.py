@@ -12,9 +12,8 @@ from regrow import models
 from regrow.cli import demo
 from regrow.data import names as data_names
 from regrow.methods.registry import find_method, imported_methods
+from regrow.runs.recipe import Recipe, RecipeError, describe_recipe, load_recipe, recipe_names
 from regrow.train.build import LearningRate, training_rate
-from regrow.train.catalog import describe, load_recipe, recipe_names
-from regrow.train.config import Recipe, RecipeError
 
 
 @given(
@@ -111,7 +110,7 @@ def test_an_error_in_a_file_names_the_file(tmp_path):
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_of_the_package_names_a_network_and_data_that_exist(name):
     recipe = load_recipe(name)
-    assert describe(name)
+    assert describe_recipe(name)
     assert recipe.data in (*data_names(), "imagenet")
     options = {name: value for name in ("width", "stem_stride") if (value := getattr(recipe, name)) is not None}
     assert models.build(recipe.model, **options).architecture.name == recipe.model
@@ -120,7 +119,7 @@ def test_every_recipe_of_the_package_names_a_network_and_data_that_exist(name):
 def test_the_papers_ramp_ends_at_the_second_drop():
     for name, epoch in {"cifar-resnet20": 225, "cifar-wrn28-2": 120, "imagenet-resnet50": 60}.items():
         recipe = load_recipe(name)
-        assert recipe.ramp_share * recipe.epochs == pytest.approx(epoch)
+        assert recipe.ramp_fraction * recipe.epochs == pytest.approx(epoch)
 
 
 def test_the_papers_imagenet_rate_rises_from_a_tenth_and_drops_at_epochs_30_60_80():

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from regrow.runs.folder import RunFolderError, read_metrics, read_recipe, read_result
-from regrow.train.config import Recipe, RecipeError
+from regrow.runs.recipe import Recipe, RecipeError
 from regrow.train.events import EpochEnded, Finished, Started
 from regrow.train.loop import make_trainer
 from regrow.train.run import run

@@ -11,9 +11,9 @@ import pytest
 from safetensors.torch import load_file
 
 from regrow.runs.folder import read_metrics, read_result
+from regrow.runs.recipe import load_recipe
 from regrow.runs.stop import StoppedError
 from regrow.train import checkpoint
-from regrow.train.catalog import load_recipe
 from regrow.train.distributed import joined
 from regrow.train.events import Stepped
 from regrow.train.run import run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from regrow.host.hints import did_you_mean
 from regrow.paper.item import Item
 from regrow.paper.items import claims, figures, lottery, settings, tables, theorems
-from regrow.train.config import RecipeError
+from regrow.runs.recipe import RecipeError
 
 
 def all_items() -> dict[str, Item]:

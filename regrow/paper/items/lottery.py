@@ -16,8 +16,8 @@ from regrow.paper.verdict import same_mask
 from regrow.paper.views import NOT_RUN, View, as_row, number, table
 from regrow.report.tables import percent
 from regrow.runs.outcomes import Outcome
-from regrow.train.config import Recipe
-from regrow.train.pruning import make_schedule
+from regrow.runs.recipe import Recipe
+from regrow.train.build import make_schedule
 
 FRESH = 1000
 """What is added to a seed for initial weights that the mask has not seen."""

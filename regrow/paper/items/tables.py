@@ -25,7 +25,8 @@ SIMPLE = (
 )
 STRUCTURED = (Column("dense", unit="filter"), Column("sfp", unit="filter"), Column("dpf", unit="filter"))
 EVERY_METHOD = (
-    *(DENSE, Column("snip"), Column("set"), Column("dsr"), Column("sparse-momentum"), Column("rigl")),
+    *(DENSE, Column("static"), Column("snip"), Column("set"), Column("dsr"), Column("sparse-momentum")),
+    *(Column("rigl"), Column("granet"), Column("acdc")),
     *SIMPLE[1:],
     Column("dpf", fields=(("options", ("settle=0.1",)),), name="DPF, settle=0.1"),
 )

@@ -1,4 +1,4 @@
-"""What a run is made of, as one flat record: from a TOML file, a command line or Python, with the same checks."""
+"""`Recipe`: everything that decides a run, from a TOML file, a command line or Python, and the built-in recipes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
-
 from regrow.host.hints import did_you_mean, plain
+from regrow.host.hints import did_you_mean
+from regrow.runs.recipe import Recipe, RecipeError
+
 
 Device = Literal["cpu", "cuda", "mps"]
 
-# Where a run happens does not change what it is.
+# Fields that do not influence the result.
 _NOT_IN_KEY = ("device", "threads", "parallel")
 
-# The methods of the package as recipes write them, so that their keys do not depend on how a name was spelt.
+# Canonical names of the built-in methods, so that keys do not depend on the spelling.
 _METHODS = (
     "dense",
     "dpf",
@@ -45,10 +47,10 @@ _METHODS = (
     "dns",
 )
 
-# What torch's generator takes for a seed has 64 bits with a sign.
+# torch's generator takes signed 64-bit seeds.
 _LARGEST_SEED = 2**63 - 1
 
-# Python's reader of TOML takes time that grows with the square of some files' size.
+# For some files, the time of Python's TOML parser is quadratic in their size.
 _LARGEST = 65_536
 
 
@@ -62,47 +64,47 @@ class RecipeError(UsageError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a run. Time is in epochs and in shares of training; the loop turns it into steps."""
+    """All settings of a run. Time is in epochs and in fractions of training; the training loop converts it to steps."""
 
     data: str = "digits"
-    """Data set: digits comes with the package; the others are looked for in $REGROW_DATA."""
+    """Data set: digits comes with the package; others are read from $REGROW_DATA."""
     model: str = "small"
     """Network, such as resnet20, wrn28-2, vgg16, densenet40, resnet50; small trains on digits in seconds."""
     width: int | None = None
     """Base width of the network. None: as in its paper."""
     stem_stride: int | None = None
-    """Stride of a CIFAR ResNet's first convolution; 2 makes it about three times cheaper."""
+    """Stride of the first convolution of a CIFAR ResNet; 2 makes it about three times cheaper."""
     growth: int | None = None
     """Growth rate of a DenseNet. None: as in its paper (12)."""
     method: str = "dpf"
     """dpf, incremental, oneshot, snip, dsr, sparse-momentum, set, deepr, rigl, sfp, static, acdc, granet, dsd, srste,
     dns, fixed (see masks) or dense."""
     sparsity: float = 0.9
-    """Share of the targeted weights (or filters) that is pruned at the end."""
+    """Final pruned fraction of the targeted weights (or filters)."""
     every: int | Literal["auto"] | None = None
     """Optimizer steps between mask updates. None: as in the method's paper (16 for dpf, an epoch for most others).
     auto: the paper's number, scaled down with the length of a short training."""
     scope: Literal["global", "layer", "er", "erk", "redistributed"] | None = None
-    """One threshold for all layers or one per layer: alike, by Erdos-Renyi (er, erk), or by how much the layer weighs
-    (redistributed). None: as in the method's paper."""
+    """One threshold for all layers (global), or one per layer: with equal sparsity (layer), by Erdos-Renyi (er, erk), or
+    by the magnitude of its weights (redistributed). None: as in the method's paper."""
     unit: str | None = None
-    """Prune single weights ("weight", the default), whole filters ("filter"), or N of M neighbours ("2:4")."""
+    """Prune single weights ("weight", the default), whole filters ("filter"), or N of M consecutive weights ("2:4")."""
     targets: tuple[str, ...] = ()
-    """Names or globs of what is pruned. Empty: every convolution and linear layer but the last linear one."""
+    """Names or globs of the weights to prune. Empty: all convolutions and linear layers except the last linear one."""
     include_last: bool | None = None
-    """Prune the last linear layer as well. None: as in the method's paper (only sparse-momentum does)."""
+    """Also prune the last linear layer. None: as in the method's paper (only sparse-momentum does)."""
     floor: int | None = None
-    """Units of each layer that are never pruned. None protects nothing, as in the paper."""
+    """Number of units of each layer that are never pruned. None: no limit, as in the paper."""
     decay_at: Literal["dense", "pruned"] | None = None
-    """Whether weight decay acts on the dense weights w, which is the default, or on the pruned ones ŵ."""
+    """Whether weight decay acts on the dense weights w (the default) or on the pruned weights ŵ."""
     options: tuple[str, ...] = ()
     """More options of the method, such as zeta=0.2, channels=true or criterion=rms; see `regrow methods NAME`."""
     masks: str | None = None
-    """A finished run or a model file whose zeros stay zero, for method fixed."""
+    """For method fixed: a finished run or a model file whose zeros stay zero."""
     ramp_end: float | None = None
-    """Share of training after which the final sparsity is reached; 0 starts with it. None: at the second drop."""
+    """Fraction of training after which the final sparsity is reached; 0 starts with it. None: at the second drop."""
     ramp_by: Literal["epoch", "step"] = "epoch"
-    """Whether the ramp rises once per epoch, as in the paper, or with every mask (for short trainings)."""
+    """Whether the sparsity rises once per epoch, as in the paper, or with every mask update (for short trainings)."""
     epochs: int = 30
     """Passes over the training images."""
     batch: int = 128
@@ -116,39 +118,39 @@ class Recipe:
     weight_decay: float = 1e-4
     """Weight decay on all parameters."""
     drops: tuple[float, ...] = (0.5, 0.75)
-    """Shares of training at which the learning rate drops."""
+    """Fractions of training at which the learning rate drops."""
     drop_factor: float = 0.1
-    """What the learning rate is multiplied by at each drop."""
+    """Factor of the learning rate at each drop."""
     warmup: float = 0.0
-    """Share of training over which the learning rate rises linearly to --lr."""
+    """Fraction of training over which the learning rate rises linearly to --lr."""
     warmup_from: float = 0.0
-    """Where the rise starts, as a share of --lr."""
+    """Start of the rise, as a fraction of --lr."""
     finetune_epochs: int = 0
-    """More epochs afterwards, with the mask fixed and a fresh optimizer."""
+    """Additional epochs with a fixed mask and a new optimizer."""
     finetune_optimizer: Literal["sgd", "adam"] = "sgd"
     """Optimizer of fine-tuning."""
     finetune_lr: float = 0.01
     """Learning rate of fine-tuning before its first drop."""
     finetune_drops: tuple[float, ...] = (0.5,)
-    """Shares of fine-tuning at which its learning rate drops by --drop-factor."""
+    """Fractions of fine-tuning at which its learning rate drops by --drop-factor."""
     holdout: int = 0
-    """Training images that are kept back and evaluated on instead of the test set (for tuning)."""
+    """Number of training images that are held out and used for evaluation instead of the test set (for tuning)."""
     limit: int | None = None
     """Train on this many images only, spread evenly over the data set."""
     seed: int = 0
-    """Decides initial weights, order and augmentation of the images, and random choices of the method."""
+    """Seed of the initial weights, of the order and augmentation of images, and of random choices of the method."""
     bf16: bool = False
     """Compute in bfloat16 where it is safe (autocast): faster on GPUs, and on CPUs with AMX or AVX512-BF16."""
     channels_last: bool = False
-    """Lay out images with the channels innermost, which is faster on most devices."""
+    """Use the channels-last memory format, which is faster on most devices."""
     compile: bool = False
-    """Compile the network with torch.compile; worth its minutes on GPUs only."""
+    """Compile the network with torch.compile; this takes minutes and pays off only on GPUs."""
     device: Device = "cpu"
-    """Where to train."""
+    """Device for training."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """What several processes hold: each all weights (ddp), or each some rows of every weight (fsdp)."""
+    """How several processes train: each with all weights (ddp), or with some rows of every weight (fsdp)."""
     threads: int | None = None
-    """CPU threads; a run is bit-reproducible for a fixed number. None: what torch chooses."""
+    """CPU threads; a run is bit-reproducible for a fixed number. None: torch's default."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -156,19 +158,19 @@ class Recipe:
         object.__setattr__(self, "method", _method_name(self.method))
 
     @property
-    def ramp_share(self) -> float:
-        """The share of training at which the sparsity is final: the second learning-rate drop (Appendix A.2)."""
+    def ramp_fraction(self) -> float:
+        """Fraction of training at which the sparsity is final: by default the second learning-rate drop (Appendix A.2)."""
         if self.ramp_end is not None:
             return self.ramp_end
         return self.drops[1] if len(self.drops) > 1 else 0.75
 
     def changed(self, **fields: Any) -> Recipe:
-        """Return the recipe with some fields changed, misspelt ones refused."""
+        """Return the recipe with some fields changed; an unknown field raises `RecipeError`."""
         return Recipe.of({**vars(self), **fields})
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], origin: str = "") -> Recipe:
-        """Make a recipe of `fields`; an unknown one is an error that names `origin` and the nearest known field."""
+        """Make a recipe from `fields`; an unknown one is an error that names `origin` and the nearest known field."""
         known = cls.__dataclass_fields__
         for name in fields:
             if name not in known:
@@ -186,12 +188,12 @@ class Recipe:
         return cls.of(read_toml(Path(path)), str(path))
 
     def to_toml(self) -> str:
-        """Return the whole recipe as TOML, defaults included, so that `read` gives it back."""
+        """Return the recipe with all defaults as TOML; `read` is the inverse."""
         lines = [f"{name} = {_toml(value)}" for name, value in dataclasses.asdict(self).items() if value is not None]
         return "\n".join(lines) + "\n"
 
     def key(self) -> str:
-        """Return the content address: equal for recipes that describe the same run, wherever it happens.
+        """Return the digest that identifies the run; it does not depend on device, threads and parallel.
 
         Only fields that differ from their defaults count, so a new field changes no key.
         """
@@ -204,7 +206,7 @@ class Recipe:
 
     @property
     def takes_sparsity(self) -> bool:
-        """Whether `sparsity` has a meaning: others leave what the network, given masks, a compressor or N:M leave."""
+        """Whether `sparsity` has a meaning; the sparsity of other methods follows from masks, a compressor or N:M."""
         return self.method not in ("dense", "fixed", "feedback", "srste")
 
     @property
@@ -215,7 +217,7 @@ class Recipe:
     def name(self) -> str:
         """Return a readable name, such as `cifar10-resnet20-dpf90-s0`."""
         pruned = self.method if self.method in ("dense", "srste") else f"{self.method}{100 * self.sparsity:g}"
-        # It becomes the name of a folder, which a recipe from elsewhere must not place elsewhere.
+        # It becomes the name of a folder, and a recipe of another user must not choose a path.
         return re.sub(r"[^\w.-]", "_", f"{self.data}-{self.model}-{pruned}-s{self.seed}")[:150]
 
     def folder_name(self) -> str:
@@ -224,12 +226,12 @@ class Recipe:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file; whatever is wrong with it is a `RecipeError` that names the file."""
+    """Return the content of a TOML file; any problem is a `RecipeError` that names the file."""
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST + 1)
         if len(content) > _LARGEST:
-            raise RecipeError(f"{path} is larger than {_LARGEST:,} bytes, which no recipe or sweep is.")
+            raise RecipeError(f"{path} is too large for a recipe or sweep: the limit is {_LARGEST:,} bytes.")
         return tomllib.loads(content.decode())
     except RecipeError:
         raise
@@ -240,12 +242,12 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def is_own_method(name: str) -> bool:
-    """Return whether a recipe's method is one of the package, which is known without importing any."""
+    """Return whether a method is built in, without importing torch."""
     return name in _METHODS
 
 
 def _method_name(name: str) -> str:
-    """Return the one way in which a method of the package is written; that of somebody else stays as it is.
+    """Return the canonical name of a built-in method; other names are unchanged.
 
     >>> _method_name("SparseMomentum"), _method_name("One-Shot"), _method_name("MyOwn")
     ('sparse-momentum', 'oneshot', 'MyOwn')
@@ -260,7 +262,7 @@ def _toml(value: Any) -> str:
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, float):
         return repr(value)
-    # JSON's texts are TOML's but for one character, which TOML wants escaped.
+    # JSON strings are valid TOML except for one character, which TOML requires to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -268,7 +270,7 @@ def _check_types(recipe: Recipe) -> None:
     values = vars(recipe)
     for name, wanted in _hints().items():
         value = values[name]
-        # Most fields of most recipes are defaults: thousands of recipes are checked in a moment.
+        # Skip defaults, so that checking thousands of recipes is quick.
         if value is getattr(Recipe, name) or _fits(value, wanted):
             continue
         if (names := _choices(wanted)) and int not in get_args(wanted):
@@ -297,7 +299,7 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 
 def _choices(wanted: Any) -> tuple[str, ...]:
-    """Return the names of a choice, optional or not; nothing for other types."""
+    """Return the values of a Literal, optional or not; empty for other types."""
     options = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
     return tuple(name for option in options if get_origin(option) is Literal for name in get_args(option))
 
@@ -326,18 +328,47 @@ def _check_ranges(recipe: Recipe) -> None:
         if getattr(recipe, name) <= 0:
             raise RecipeError(f"{name} must be above 0, got {getattr(recipe, name)}")
     for name in ("ramp_end", "warmup", "warmup_from"):
-        _check_share(name, getattr(recipe, name))
+        _check_fraction(name, getattr(recipe, name))
     for name in ("drops", "finetune_drops"):
-        shares = getattr(recipe, name)
-        for share in shares:
-            _check_share(name, share)
-        if list(shares) != sorted(shares):
-            raise RecipeError(f"{name} must be in ascending order, got {list(shares)}")
+        fractions = getattr(recipe, name)
+        for fraction in fractions:
+            _check_fraction(name, fraction)
+        if list(fractions) != sorted(fractions):
+            raise RecipeError(f"{name} must be in ascending order, got {list(fractions)}")
     if not 0 <= recipe.sparsity < 1:
         hint = f" Did you mean {recipe.sparsity / 100:g}?" if 1 < recipe.sparsity < 100 else ""
         raise RecipeError(f"sparsity must be in [0, 1), got {recipe.sparsity:g}.{hint}")
 
 
-def _check_share(name: str, share: float | None) -> None:
-    if share is not None and not 0 <= share <= 1:
-        raise RecipeError(f"{name} must be a share in [0, 1], got {share:g}")
+def _check_fraction(name: str, fraction: float | None) -> None:
+    if fraction is not None and not 0 <= fraction <= 1:
+        raise RecipeError(f"{name} must be a fraction in [0, 1], got {fraction:g}")
+
+
+_FOLDER = Path(__file__).parent / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the built-in recipes."""
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def describe_recipe(name: str) -> str:
+    """Return the first line of a built-in recipe, which describes it."""
+    first, _, _ = (_FOLDER / f"{name}.toml").read_text(encoding="utf-8").partition("\n")
+    return first.removeprefix("#").strip()
+
+
+def load_recipe(name: str) -> Recipe:
+    """Return a built-in recipe by name, or the recipe in a TOML file.
+
+    >>> load_recipe("cifar-resnet20").epochs
+    300
+    """
+    if (path := _FOLDER / f"{name}.toml").is_file() and "/" not in name:
+        return Recipe.read(path)
+    if Path(name).is_file():
+        return Recipe.read(name)
+    known = recipe_names()
+    hint = did_you_mean(name, known)
+    raise RecipeError(f"{name!r} is neither a file nor a built-in recipe.{hint} The recipes are {', '.join(known)}.")
