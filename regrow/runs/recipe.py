@@ -16,10 +16,12 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from regrow.host.hints import did_you_mean, plain
 from regrow.host.hints import did_you_mean
-from regrow.runs.recipe import Recipe, RecipeError
 
 
 Device = Literal["cpu", "cuda", "mps"]
+
+# Built-in recipes.
+_FOLDER = Path(__file__).parent / "recipes"
 
 # Fields that do not influence the result.
 _NOT_IN_KEY = ("device", "threads", "parallel")
@@ -343,9 +345,6 @@ def _check_ranges(recipe: Recipe) -> None:
 def _check_fraction(name: str, fraction: float | None) -> None:
     if fraction is not None and not 0 <= fraction <= 1:
         raise RecipeError(f"{name} must be a fraction in [0, 1], got {fraction:g}")
-
-
-_FOLDER = Path(__file__).parent / "recipes"
 
 
 def recipe_names() -> list[str]:
