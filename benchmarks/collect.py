@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from regrow.paper.cells import portable
 from regrow.runs.folder import read_metrics, write_whole
 from regrow.runs.recipe import Recipe
+from reproduce.results import portable
 
 # Of an epoch's record: what the figures of a report are drawn from.
 _EPOCH = (

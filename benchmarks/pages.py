@@ -15,11 +15,6 @@ from typing import Any
 
 from benchmarks import engine_page
 from benchmarks.runner import RESULTS, cell
-from regrow.paper.cells import Library
-from regrow.paper.items import find_item
-from regrow.paper.items.tables import EVERY_METHOD
-from regrow.paper.scales import Scale, find_scale
-from regrow.paper.views import number
 from regrow.report.figures.base import Figure
 from regrow.report.figures.costs import COSTS, tradeoff_figure
 from regrow.report.published import in_the_paper
@@ -27,6 +22,11 @@ from regrow.report.render import write_figures
 from regrow.report.tables import LeaderboardRow, Task, leaderboard, make_tasks, percent
 from regrow.runs.find import find_runs
 from regrow.runs.outcomes import Summary, group
+from reproduce.experiments import find_experiment
+from reproduce.results import ResultStore
+from reproduce.scales import Scale, find_scale
+from reproduce.tables import EVERY_METHOD
+from reproduce.views import number
 
 ROOT = RESULTS.parent.parent
 JPEG = "CIFAR-10 (JPEG q75)"
@@ -147,17 +147,15 @@ def accuracies() -> str:
     lines: dict[str, dict[str, str]] = {}
     notes = []
     for title, (name, folder) in SCALES.items():
-        scale, library = find_scale(name), Library.read([folder])
-        rows = find_item("methods").view(scale, library).rows
+        scale, store = find_scale(name), ResultStore.read([folder])
+        rows = find_experiment("methods").view(scale, store).rows
         known = [row for row in rows if row["seeds"] and row["sparsity"] in LEVELS]
         for row in rows:
             lines.setdefault(row["method"], {"top-1, %": row["method"]})
         for row in known:
             found = number(Summary(row["mean"], row["std"], row["seeds"]))
             lines[row["method"]][f"{title}, {percent(row['sparsity'])} pruned"] = found
-        notes += [
-            f"{title}: {note}" for note in (sizes(known), *better_rates(known, partial(_by_rate, scale, library)))
-        ]
+        notes += [f"{title}: {note}" for note in (sizes(known), *better_rates(known, partial(_by_rate, scale, store)))]
     table = markdown([line for line in lines.values() if len(line) > 1])
     said = "8 epochs on CIFAR-10, 15 on digits (500 test images); FT: 2 or 3 epochs more; seeds in brackets."
     rule = "Learning rates were chosen on held-out training images, never on the test images."
@@ -192,13 +190,13 @@ def better_rates(
                 )
 
 
-def _by_rate(scale: Scale, library: Library, row: Mapping[str, Any]) -> dict[float, Summary]:
+def _by_rate(scale: Scale, store: ResultStore, row: Mapping[str, Any]) -> dict[float, Summary]:
     """Return the accuracy of the trainings of a row by learning rate, for every rate that was run."""
     column = next(column for column in EVERY_METHOD if column.title == row["method"])
     cell = column.cell(scale, (row["network"], row["sparsity"]))
     found: dict[float, list[float]] = {}
     for recipe in cell.recipes:
-        for lr, outcome in library.varying(recipe, "lr", finetuned=cell.finetuned).items():
+        for lr, outcome in store.varying(recipe, "lr", finetuned=cell.finetuned).items():
             found.setdefault(lr, []).append(outcome.final["top1"])
     return {lr: Summary.of(values) for lr, values in sorted(found.items())}
 

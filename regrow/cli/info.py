@@ -1,4 +1,4 @@
-"""`regrow recipes`, `methods`, `env` and `completion`: commands that print what is available."""
+"""`regrow recipes`, `methods`, `env`, `reproduce` and `completion`: commands that print what is available."""
 
 from __future__ import annotations
 
@@ -83,6 +83,12 @@ def _compiler() -> str | None:
         return version_of(find_compiler()).partition("\n")[0]
     except (NoCompilerError, OSError):
         return None
+
+
+def reproduce() -> int:
+    """Print where the paper's experiments are."""
+    print("The paper's experiments are in the repository, not in the package: python -m reproduce, in a clone of it.")
+    return 0
 
 
 def completion(

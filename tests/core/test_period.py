@@ -7,8 +7,8 @@ from torch import nn
 import regrow
 from regrow.core.schedule import SHORTEST_RAMP, scaled_period
 from regrow.methods.options import EPOCH
-from regrow.paper.scales import find_scale, published_recipe
 from regrow.train.build import make_pruner
+from reproduce.scales import find_scale, published_recipe
 
 
 def _parts():

@@ -87,7 +87,7 @@ def test_steps_too_short_to_share_have_one_thread_and_the_runs_are_the_same():
         ),
         ({"wieght_decay": 0.1}, "Did you mean 'weight_decay'"),
         ({"drops": [0.75, 0.5]}, "ascending"),
-        ({"drops": [150, 225]}, "a share in \\[0, 1\\], got 150"),
+        ({"drops": [150, 225]}, "a fraction in \\[0, 1\\], got 150"),
         ({"bf16": 1}, "bf16 must be true or false, got 1"),
         ({"targets": "conv1"}, "targets must be a list, each item a text"),
     ],
