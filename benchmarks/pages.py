@@ -152,8 +152,11 @@ def accuracies() -> str:
         known = [row for row in rows if row["seeds"] and row["sparsity"] in LEVELS]
         for row in rows:
             lines.setdefault(row["method"], {"top-1, %": row["method"]})
-        for row in known:
-            found = number(Summary(row["mean"], row["std"], row["seeds"]))
+        for row in rows:
+            if not (row["seeds"] or row.get("diverged")) or row["sparsity"] not in LEVELS:
+                continue
+            summary = Summary(row["mean"], row["std"], row["seeds"]) if row["seeds"] else None
+            found = number(summary, diverged=row.get("diverged", 0))
             lines[row["method"]][f"{title}, {percent(row['sparsity'])} pruned"] = found
         notes += [f"{title}: {note}" for note in (sizes(known), *better_rates(known, partial(_by_rate, scale, store)))]
     table = markdown([line for line in lines.values() if len(line) > 1])

@@ -17,7 +17,7 @@ from reproduce.results import MACHINES, SIZE, Cell, ResultStore, Verdict, differ
 from reproduce.scales import Scale
 from reproduce.tables import explained
 from reproduce.theory.study import read_theorems
-from reproduce.views import NOT_RUN, View, number, table
+from reproduce.views import NOT_RUN, View, accuracy, table
 
 RULE = f"""
 One method is ahead of another where every seed says so, and there are two at least; where seeds disagree they are
@@ -141,8 +141,8 @@ def _tickets(scale: Scale, store: ResultStore) -> Claim:
     mine = compute_of_dpf(store, dpf)
     ticket = Cell(tuple(search.level(sparsity) for search in searches))
     lines = [
-        ["DPF", number(store.summary(dpf)), NOT_RUN if mine is None else f"{mine:.2f}"],
-        ["lottery ticket", number(store.summary(ticket)), NOT_RUN if spent is None else f"{spent:.2f}"],
+        ["DPF", accuracy(store, dpf), NOT_RUN if mine is None else f"{mine:.2f}"],
+        ["lottery ticket", accuracy(store, ticket), NOT_RUN if spent is None else f"{spent:.2f}"],
     ]
     if mine is None or spent is None:
         verdict = OPEN

@@ -10,7 +10,7 @@ from reproduce.lottery import found_by, retrained
 from reproduce.results import Cell, ResultStore, difference
 from reproduce.scales import Scale
 from reproduce.tables import Column
-from reproduce.views import number
+from reproduce.views import accuracy
 
 _SIZE = "parameters, MACs left"
 HEAD = ("", "top-1", _SIZE, "against", "top-1", _SIZE, "difference (by seed)", "verdict")
@@ -29,7 +29,7 @@ class Pair:
     def line(self, store: ResultStore) -> list[str]:
         """Return the comparison as a row of a table with the columns `HEAD`."""
         found = difference(store, self.ours, self.theirs)
-        mine, others = ([number(store.summary(cell)), _left(store, cell)] for cell in (self.ours, self.theirs))
+        mine, others = ([accuracy(store, cell), _left(store, cell)] for cell in (self.ours, self.theirs))
         return [self.name, *mine, self.other, *others, str(found), found.verdict]
 
 

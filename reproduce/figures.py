@@ -15,7 +15,7 @@ from reproduce.experiments import Experiment
 from reproduce.results import Cell, ResultStore
 from reproduce.scales import Scale
 from reproduce.tables import RATIOS, REWIRING, SPARSITIES, STRUCTURED, MethodComparison, explained, places_of
-from reproduce.views import View, as_row, dynamics, layers, number, speeds, table, tasks_of, tradeoffs
+from reproduce.views import View, accuracy, as_row, dynamics, layers, number, speeds, table, tasks_of, tradeoffs
 
 _COSTS = ("accuracy-sparsity", "accuracy-parameters", "accuracy-macs")
 _WIDE = ("wrn28-2", "wrn28-4", "wrn28-8")
@@ -72,11 +72,12 @@ def _width_view(scale: Scale, store: ResultStore) -> View:
         for key, cell in cells.items()
     }
     lines = [
-        [network, percent(sparsity), _count(left), _count(macs), number(top1)]
-        for (network, sparsity), (top1, left, macs) in found.items()
+        [network, percent(sparsity), _count(left), _count(macs), accuracy(store, cells[network, sparsity])]
+        for (network, sparsity), (_, left, macs) in found.items()
     ]
     rows: list[dict[str, Any]] = [
-        {"network": network, "sparsity": sparsity, "scale": scale.name, **as_row(top1)}
+        {"network": network, "sparsity": sparsity, "scale": scale.name}
+        | as_row(top1, store.diverged(cells[network, sparsity]))
         | {"parameters": left and left.mean, "macs": macs and macs.mean}
         for (network, sparsity), (top1, left, macs) in found.items()
     ]
@@ -299,15 +300,13 @@ class HeatMap:
 
     def text(self, store: ResultStore) -> str:
         """Return the accuracies as a table."""
-        lines = [
-            [row, *(number(store.summary(self.cells[row, column])) for column in self.across)] for row in self.down
-        ]
+        lines = [[row, *(accuracy(store, self.cells[row, column]) for column in self.across)] for row in self.down]
         return table([f"{self.row} \\ {self.column}", *self.across], lines)
 
     def rows(self, store: ResultStore) -> list[dict[str, Any]]:
         """Return the accuracies for JSON."""
         return [
-            {self.row: row, self.column: column, **as_row(store.summary(cell))}
+            {self.row: row, self.column: column, **as_row(store.summary(cell), store.diverged(cell))}
             for (row, column), cell in self.cells.items()
         ]
 

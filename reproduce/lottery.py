@@ -29,7 +29,7 @@ from reproduce.experiments import Experiment
 from reproduce.results import Cell, ResultStore, mask_name, same_mask
 from reproduce.scales import Place, Scale
 from reproduce.tables import explained
-from reproduce.views import NOT_RUN, View, as_row, number, table
+from reproduce.views import NOT_RUN, View, accuracy, as_row, table
 
 FRESH = 1000
 """Added to the seed of a run for new initial weights."""
@@ -143,8 +143,8 @@ def _rows(scale: Scale, store: ResultStore, place: Place, unit: str) -> list[dic
             "budget": budget,
             "epochs": cell.recipes[0].epochs if cell.recipes else None,
             "scale": scale.name,
-            **as_row(summary := store.summary(cell)),
-            "text": number(summary) + (_MARK if _other_mask(store, cells["DPF", ""], cell) else ""),
+            **as_row(store.summary(cell), store.diverged(cell)),
+            "text": accuracy(store, cell) + (_MARK if _other_mask(store, cells["DPF", ""], cell) else ""),
         }
         for (start, budget), cell in cells.items()
     ]
@@ -163,7 +163,6 @@ def _search_table(scale: Scale, store: ResultStore) -> tuple[str, list[dict[str,
     searches = tickets(scale)
     for level, sparsity in enumerate(searches[0].levels):
         cell = Cell(tuple(ticket.level(sparsity) for ticket in searches))
-        top1 = store.summary(cell)
         rows.append(
             {
                 "network": searches[0].recipe.model,
@@ -172,8 +171,8 @@ def _search_table(scale: Scale, store: ResultStore) -> tuple[str, list[dict[str,
                 "trainings": level + 1,
                 "compute": compute_of_search(searches[0], store, level),
                 "scale": scale.name,
-                **as_row(top1),
-                "text": number(top1),
+                **as_row(store.summary(cell), store.diverged(cell)),
+                "text": accuracy(store, cell),
             }
         )
     lines = [

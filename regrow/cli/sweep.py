@@ -85,7 +85,7 @@ def _list(recipes: list[Recipe], folder: Path) -> int:
 
 
 def _state(job: Job) -> str:
-    from regrow.runs.folder import RunFolderError
+    from regrow.runs.folder import RunFolderError, read_divergence
     from regrow.sweep.display import scores
 
     try:
@@ -94,4 +94,6 @@ def _state(job: Job) -> str:
         return str(error)
     if result is not None:
         return f"finished  {scores(result)}"
+    if (divergence := read_divergence(job.folder)) is not None:
+        return f"★ diverged  {divergence['diverged']}"
     return "interrupted" if (job.folder / "recipe.toml").is_file() else "to do"

@@ -2,7 +2,9 @@
 
 Defaults are the authors': random masks of one density, all below a threshold H go, H doubles or halves to drop about
 N connections per update (`drop`), layers grow in proportion to what survived in them. The period `every` doubles at
-12.5, 40 and 70 % of training and nothing moves in its last 5 %. The first convolution and 1x1 shortcuts stay dense.
+12.5, 40 and 70 % of training (`doublings`) and nothing moves in its last 5 %. The first convolution, 1x1 shortcuts and
+the last linear layer stay dense. These are the authors' settings for WRN-28-2; for ResNet-50 (batch 256) they are
+`every=1000, doublings=(0.25, 0.5, 0.75), include_last=True`.
 New connections start with weight and momentum zero: the authors multiply the mask into the forward pass, so that
 inactive weights receive no gradient and their momentum fades.
 Different from the authors' code: N is 1.37 % of the targeted weights unless given (their 20,000 for WRN-28-2 and
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.choices.budget import allocate
-from regrow.core.checks import check_amount, check_count
+from regrow.core.checks import check_amount, check_count, check_share
 from regrow.host.targets import find_targets
 from regrow.methods.about import About
 from regrow.methods.rewire import Rewire, RewireOptions
@@ -41,7 +43,7 @@ class DSR(Rewire):
     period = 100
     until = 0.95
     fresh_momentum = True  # at the authors inactive weights get no gradient, so there is none to inherit
-    shared = (*Rewire.shared, "drop")
+    shared = (*Rewire.shared, "drop", "doublings")
 
     def __init__(
         self,
@@ -53,12 +55,14 @@ class DSR(Rewire):
         total: int | None = None,
         drop: int | None = None,
         threshold: float = 1e-3,
+        doublings: tuple[float, ...] = (0.125, 0.4, 0.7),
         **options: Unpack[RewireOptions],
     ) -> None:
         if options.get("targets") is None:
             options["targets"] = _authors_targets(model, include_last=options.get("include_last", False))
         if drop is not None:
             check_count("drop", drop, "connections per update", least=0)
+        self.doublings = tuple(check_share("each of doublings", share) for share in doublings)
         self.drop, self.threshold = drop or 0, check_amount("threshold", threshold)
         super().__init__(model, optimizer, sparsity=sparsity, every=every, total=total, **options)
         if drop is None:
@@ -66,7 +70,7 @@ class DSR(Rewire):
 
     def due(self, t: int) -> bool:
         """Return whether connections move at step `t`."""
-        period = self.every * 2 ** sum(t >= share * self.total for share in (0.125, 0.4, 0.7))
+        period = self.every * 2 ** sum(t >= share * self.total for share in self.doublings)
         return t == 0 or (t % period == 0 and t < self.until * self.total)
 
     def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:

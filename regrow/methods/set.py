@@ -3,7 +3,8 @@
 Defaults are the authors': Erdos-Renyi densities and a share ζ = 0.3 of each layer, once per epoch (`every=len(loader)`)
 but not after the last one. Different from the authors' code: `sparsity` is given instead of their ε and met exactly,
 new weights start at zero instead of at random values, and only their momentum starts anew (the authors rebuild the
-optimizer with the network every epoch).
+optimizer with the network every epoch). Nothing grows where it was dropped in the same update; the authors draw among
+all free places. In a layer with fewer free places than ζ times its connections, no more move than there are places.
 """
 
 from __future__ import annotations

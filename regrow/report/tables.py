@@ -88,7 +88,7 @@ def make_tasks(groups: Iterable[Group], runs: Iterable[Run]) -> list[Task]:
     for member in groups:
         found.setdefault(_task_key(member.recipe), ([], []))[0].append(member)
     for run in runs:
-        if run.result is None:
+        if run.result is None and run.diverged is None:
             found.setdefault(_task_key(run.recipe), ([], []))[1].append(run)
     tasks = [_task(members, unfinished) for members, unfinished in found.values()]
     return sorted(tasks, key=lambda task: task.slug)
@@ -234,8 +234,8 @@ class PendingRun:
 
 
 def leaderboard(task: Task, published: Lookup | None) -> list[LeaderboardRow]:
-    """Return a row for each finished group, sorted by sparsity, then by accuracy."""
-    return [_row(entry, published) for entry in task.entries if entry.group.finished]
+    """Return a row for each finished or diverged group, sorted by sparsity, then by accuracy."""
+    return [_row(entry, published) for entry in task.entries if entry.group.ended]
 
 
 def pending_runs(task: Task) -> list[PendingRun]:
@@ -250,7 +250,7 @@ def _row(entry: Entry, published: Lookup | None) -> LeaderboardRow:
         settings=entry.settings,
         series=entry.series,
         sparsity="–" if group.level is None else _percent(group.summary("sparsity")),
-        top1=plus_minus(group.summary("top1")),
+        top1=_accuracy(group),
         top5=plus_minus(group.summary("top5")),
         seeds=len(group.outcomes),
         published=published(recipe, group.finetuned) if published else None,
@@ -259,6 +259,13 @@ def _row(entry: Entry, published: Lookup | None) -> LeaderboardRow:
         epochs=f"{recipe.epochs} + {recipe.finetune_epochs}" if group.finetuned else f"{recipe.epochs}",
         time=_time(group),
     )
+
+
+def _accuracy(group: Group) -> str:
+    """Return the accuracy of the runs that converged; the star is the paper's mark for those that did not."""
+    if not group.finished:
+        return "★ diverged"
+    return plus_minus(group.summary("top1")) + (f" (★ {group.diverged} more diverged)" if group.diverged else "")
 
 
 def _percent(summary: Summary | None) -> str:

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from regrow.runs.recipe import Recipe
-from regrow.runs.folder import RunFolderError, read_metrics, read_recipe, read_result
+from regrow.runs.folder import RunFolderError, read_divergence, read_metrics, read_recipe, read_result
+
+# Every record of a run that has ended has one of these entries.
+_ENDS = {"top1", "diverged"}
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,19 @@ class Run:
     """The run folder; `file:line` for a line in a results file."""
     recipe: Recipe
     result: Mapping[str, Any] | None
-    """Content of result.json; None if the run is not finished."""
+    """Content of result.json; None if the run is not finished or diverged."""
+    diverged: Mapping[str, Any] | None = None
+    """Content of diverged.json, if the loss or the weights became infinite or NaN."""
+
+    @property
+    def _record(self) -> Mapping[str, Any]:
+        return self.result or self.diverged or {}
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
         """One record per finished epoch."""
-        if self.result is not None and "epochs" in self.result:
-            return list(self.result["epochs"])
+        if "epochs" in self._record:
+            return list(self._record["epochs"])
         try:
             return read_metrics(self.folder)
         except FileNotFoundError:
@@ -38,8 +47,8 @@ class Run:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """Machine and software versions; empty if they were not recorded."""
-        if self.result is not None and "environment" in self.result:
-            return dict(self.result["environment"])
+        if "environment" in self._record:
+            return dict(self._record["environment"])
         path = self.folder / "environment.json"
         try:
             found: dict[str, Any] = json.loads(path.read_bytes())
@@ -91,7 +100,7 @@ def read_run(folder: Path | str) -> Run:
     folder = Path(folder)
     result = read_result(folder)
     if result is None:
-        return Run(folder, read_recipe(folder), None)
+        return Run(folder, read_recipe(folder), None, read_divergence(folder))
     return _finished(folder, result, str(folder / "result.json"))
 
 
@@ -107,8 +116,10 @@ def _recorded(path: Path) -> list[Run]:
 
 
 def _finished(folder: Path, result: Any, origin: str) -> Run:
-    if not isinstance(result, dict) or not isinstance(result.get("recipe"), dict) or "top1" not in result:
+    if not isinstance(result, dict) or not isinstance(result.get("recipe"), dict) or not result.keys() & _ENDS:
         raise RunFolderError(f"{origin} is not the result of a run: its recipe or its accuracy is missing.")
+    if "top1" not in result:
+        return Run(folder, Recipe.of(result["recipe"], origin), None, result)
     return Run(folder, Recipe.of(result["recipe"], origin), result)
 
 

@@ -29,6 +29,9 @@ FIXES = {
 }
 """What to do about an operating system error that prevents writing a file."""
 
+DIVERGED = "diverged.json"
+"""File in the folder of a run whose loss or weights became infinite or NaN."""
+
 
 class RunFolderError(OSError):
     """A run folder cannot be used; the message says why and what to do."""
@@ -70,7 +73,15 @@ def read_recipe(folder: Path | str) -> Recipe:
 
 def read_result(folder: Path | str) -> dict[str, Any] | None:
     """Return the result of the run in `folder`, or None if the run is not finished."""
-    path = Path(folder) / "result.json"
+    return _read(Path(folder) / "result.json")
+
+
+def read_divergence(folder: Path | str) -> dict[str, Any] | None:
+    """Return the record of how the run in `folder` diverged, or None if it did not."""
+    return _read(Path(folder) / DIVERGED)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
     try:
         result = json.loads(path.read_bytes())
     except FileNotFoundError:

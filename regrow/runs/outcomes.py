@@ -62,6 +62,11 @@ class Outcome:
         return self.run.result is not None
 
     @property
+    def diverged(self) -> bool:
+        """Whether the loss or the weights became infinite or NaN before the end."""
+        return self.run.diverged is not None and (self.finetuned or self.run.diverged["phase"] == "train")
+
+    @property
     def records(self) -> list[dict[str, Any]]:
         """The training epochs, or the fine-tuning epochs preceded by the last training epoch."""
         training = [record for record in self.run.records if record["phase"] == "train"]
@@ -86,11 +91,18 @@ class Group:
     recipe: Recipe
     """Their common recipe, with seed 0."""
     outcomes: tuple[Outcome, ...]
+    diverged: int = 0
+    """Number of seeds that diverged; they are not part of any mean."""
 
     @property
     def finished(self) -> bool:
         """Whether the runs have results; finished and unfinished runs are never in one group."""
         return self.outcomes[0].finished
+
+    @property
+    def ended(self) -> bool:
+        """Whether there are results, or all runs diverged."""
+        return self.finished or self.diverged == len(self.outcomes)
 
     @property
     def finetuned(self) -> bool:
@@ -135,17 +147,18 @@ def outcomes_of(run: Run) -> list[Outcome]:
     """Return the outcomes of `run`; training and fine-tuning are two, as in the paper's tables."""
     training = Outcome(run, identity(run.recipe, finetuned=False), finetuned=False)
     if not run.recipe.finetune_epochs:
-        return [training] if training.finished or training.records else []
+        return [training] if training.finished or training.diverged or training.records else []
     tuning = Outcome(run, identity(run.recipe, finetuned=True), finetuned=True)
-    begun = tuning.finished or len(tuning.records) > 1
-    known = training.records or "top1_before_finetuning" in (run.result or {})
+    begun = tuning.finished or tuning.diverged or len(tuning.records) > 1
+    known = training.records or training.diverged or "top1_before_finetuning" in (run.result or {})
     return [*([training] if known else []), *([tuning] if begun else [])]
 
 
 def group(runs: Iterable[Run]) -> tuple[list[Group], list[tuple[Run, Run]]]:
     """Group outcomes that differ only in the seed; also return each repeated run with the run that it repeats.
 
-    Repeated runs are not counted as another seed. If a group has finished runs, its unfinished ones are left out.
+    Repeated runs are not counted as another seed. If a group has finished runs, its unfinished ones are left
+    out; diverged ones are counted.
     """
     outcomes: dict[str, Outcome] = {}
     repeated: list[tuple[Run, Run]] = []
@@ -162,9 +175,10 @@ def group(runs: Iterable[Run]) -> tuple[list[Group], list[tuple[Run, Run]]]:
 
 
 def _group(outcomes: list[Outcome]) -> Group:
-    finished = [outcome for outcome in outcomes if outcome.finished] or outcomes
+    diverged = [outcome for outcome in outcomes if outcome.diverged]
+    finished = [outcome for outcome in outcomes if outcome.finished] or diverged or outcomes
     ordered = sorted(finished, key=lambda outcome: outcome.recipe.seed)
-    return Group(ordered[0].recipe.changed(seed=0), tuple(ordered))
+    return Group(ordered[0].recipe.changed(seed=0), tuple(ordered), len(diverged))
 
 
 def is_dense(recipe: Recipe) -> bool:

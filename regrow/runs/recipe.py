@@ -118,7 +118,11 @@ class Recipe:
     momentum: float = 0.9
     """Nesterov momentum of SGD."""
     weight_decay: float = 1e-4
-    """Weight decay on all parameters."""
+    """Weight decay, on all parameters unless norm_decay is false."""
+    norm_decay: bool = True
+    """Whether weight decay also acts on the parameters of batch norm."""
+    label_smoothing: float = 0.0
+    """Fraction of each label that is spread evenly over all classes in training; 0.1 is usual on ImageNet."""
     drops: tuple[float, ...] = (0.5, 0.75)
     """Fractions of training at which the learning rate drops."""
     drop_factor: float = 0.1
@@ -337,6 +341,8 @@ def _check_ranges(recipe: Recipe) -> None:
             _check_fraction(name, fraction)
         if list(fractions) != sorted(fractions):
             raise RecipeError(f"{name} must be in ascending order, got {list(fractions)}")
+    if not 0 <= recipe.label_smoothing < 1:
+        raise RecipeError(f"label_smoothing must be in [0, 1), got {recipe.label_smoothing:g}")
     if not 0 <= recipe.sparsity < 1:
         hint = f" Did you mean {recipe.sparsity / 100:g}?" if 1 < recipe.sparsity < 100 else ""
         raise RecipeError(f"sparsity must be in [0, 1), got {recipe.sparsity:g}.{hint}")

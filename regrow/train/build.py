@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Adam, Optimizer
 
 from regrow import data, models
@@ -88,16 +89,26 @@ def make_model(recipe: Recipe, info: Info | None = None) -> models.Network:
 def make_optimizer(recipe: Recipe, model: nn.Module, *, kind: str, lr: float) -> Optimizer:
     """Return the fused optimizer, which makes one pass over the weights; sharded weights need `foreach`."""
     variant: dict[str, Any] = {"foreach" if recipe.parallel == "fsdp" else "fused": True}
+    parameters = model.parameters() if recipe.norm_decay else _groups(model)
     if kind == "adam":
-        return Adam(model.parameters(), lr=lr, weight_decay=recipe.weight_decay, **variant)
+        return Adam(parameters, lr=lr, weight_decay=recipe.weight_decay, **variant)
     return SGD(
-        model.parameters(),
+        parameters,
         lr=lr,
         momentum=recipe.momentum,
         nesterov=recipe.momentum > 0,
         weight_decay=recipe.weight_decay,
         **variant,
     )
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Return the parameters in two groups, of which that of batch norm has no weight decay."""
+    norms = {id(p) for module in model.modules() if isinstance(module, _BatchNorm) for p in module.parameters()}
+    return [
+        {"params": [p for p in model.parameters() if id(p) not in norms]},
+        {"params": [p for p in model.parameters() if id(p) in norms], "weight_decay": 0.0},
+    ]
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = rate
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.bf16):
-            loss = F.cross_entropy(self._network(images), labels)
+            loss = F.cross_entropy(self._network(images), labels, label_smoothing=self.recipe.label_smoothing)
         count = self.sets.train.images(self.step % self.sets.steps)
         self._losses.append((self.step + 1, loss.detach(), len(labels)))
         if self.device.type == "cpu" or len(self._losses) == _LOSSES_AT_ONCE:

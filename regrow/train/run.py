@@ -18,6 +18,7 @@ from regrow.deploy.container import safetensors
 from regrow.deploy.files import save_model
 from regrow.models import Network
 from regrow.runs.folder import (
+    DIVERGED,
     Metrics,
     RunFolderError,
     cannot_write,
@@ -129,11 +130,23 @@ class _Run:
         try:
             self.trainer.run(self._after_step, self._after_epoch)
         except DivergedError as error:
+            if self.ranks.is_rank0:
+                write_json(self.folder / DIVERGED, self._divergence(str(error)))
             raise DivergedError(f"{error}. {self._kept()}") from None
         finally:
             if self._metrics:
                 self._metrics.close()
         return self._finish()
+
+    def _divergence(self, reason: str) -> dict[str, Any]:
+        """Return the record of a diverged run: everything of a result except an accuracy."""
+        return {
+            **self._about(),
+            "diverged": reason,
+            "phase": self.trainer.phase.name,
+            "epoch": self.trainer.epoch,
+            "step": self.trainer.step,
+        }
 
     def _begin(self) -> None:
         state = self.ranks.on_rank0(self._read)
@@ -215,21 +228,31 @@ class _Run:
     def _write_result(self, model: Network, costs: Account) -> dict[str, Any]:
         last = self._last or {}
         self._save_model(model)
+        about = self._about()
         result = {
-            "name": self.recipe.name(),
-            "key": self.recipe.key(),
+            "name": about.pop("name"),
+            "key": about.pop("key"),
             "evaluated_on": "holdout" if self.recipe.holdout else "test",
             **{name: last[name] for name in _FINAL if name in last},
             **costs.totals(),
             "mask_updates": sum(epoch["refreshes"] for epoch in read_metrics(self.folder)),
             "still_changing": self.trainer.dynamics.still_changing(),
+            **about,
+        }
+        write_json(self.folder / "result.json", result)
+        (self.folder / DIVERGED).unlink(missing_ok=True)  # from an earlier attempt
+        return result
+
+    def _about(self) -> dict[str, Any]:
+        """Return the identity, versions and time of the run."""
+        return {
+            "name": self.recipe.name(),
+            "key": self.recipe.key(),
             "recipe": json.loads(json.dumps(dataclasses.asdict(self.recipe))),
             "versions": versions(),
             "processes": self.ranks.size,
             "seconds": self._elapsed(),
         }
-        write_json(self.folder / "result.json", result)
-        return result
 
     def _save_model(self, model: Network) -> None:
         path = self.folder / "model.safetensors"

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import regrow
+from regrow.methods.dsr import _authors_targets
+from regrow.models import build
 from tests.methods import reference
 from tests.methods.networks import Training, steps, trainings
 
@@ -79,7 +81,7 @@ def test_masks_equal_those_of_the_slow_transcription(method, sparsity):
                 expected, threshold = reference.dsr(t, threshold, pruner.drop, 7, active, weights)
                 assert threshold == pruner.threshold
             else:
-                expected = reference.deepr(t, TOTAL, 7, active, flat(watch.before, masks), weights)
+                expected = reference.deepr(t, 7, active, flat(watch.before, masks), weights)
             assert indices(pruner.masks) == expected, t
             moved += pruner.flips
         else:
@@ -287,16 +289,21 @@ def test_deep_rewiring_with_weight_decay_is_warned_of():
         regrow.DeepR(model, TRAINING.optimizer(model), sparsity=0.5, total=10)
 
 
-def test_deep_rewiring_shakes_active_weights_with_the_noise_of_the_temperature():
+@pytest.mark.parametrize("lr", [1.0, 0.1])
+def test_deep_rewiring_adds_the_noise_of_the_temperature_to_the_gradient_of_active_weights(lr):
+    """As the variant that DSR was compared with does: what reaches a weight is scaled by the learning rate."""
     model = nn.Linear(200, 50, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     nn.init.constant_(model.weight, 1.0)
     pruner = regrow.DeepR(model, optimizer, sparsity=0.5, total=10, l1=0.25, include_last=True)
     model.weight.grad = torch.zeros_like(model.weight)
     optimizer.step()
     active = model.weight[pruner.masks["weight"]].detach()
-    assert active.mean().item() == pytest.approx(0.75, abs=1e-5)  # lr · l1 towards zero
-    assert active.std().item() == pytest.approx((2 * 0.01 * 1e-5 * 1e-10**0.1) ** 0.5, rel=0.05)
+    assert active.mean().item() == pytest.approx(1 - 0.25 * lr, abs=1e-5)  # lr · l1 towards zero
+    assert active.std().item() == pytest.approx(lr * (2 * 0.01 * 1e-5 * 1e-10**0.1) ** 0.5, rel=0.05)
+    noise = torch.tensor(reference.deepr_noise(1, 10, 0, "weight", model.weight.numel())).view_as(model.weight)
+    expected = 1 - lr * (0.25 + noise[pruner.masks["weight"]])
+    assert torch.allclose(active, expected.float(), atol=2e-7)
     assert statistics.fmean((active - active.mean()).sign().tolist()) == pytest.approx(0, abs=0.05)
 
 
@@ -321,6 +328,27 @@ def test_default_targets_are_those_of_the_authors():
     assert set(pruners["RigL"].targets) == set(names) - {names[-1]}
 
 
+def test_dsr_can_leave_as_much_of_resnet50_as_at_its_authors():
+    """They keep the last layer sparse there: 7.38 M and 5.10 M parameters are left (the paper: 7.30 M and 5.10 M)."""
+    model = build("resnet50", classes=1000)
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    sparse = sum(sizes[name] for name in _authors_targets(model, include_last=True))
+    left = [(sum(sizes.values()) - sparsity * sparse) / 1e6 for sparsity in (0.8, 0.9)]
+    assert left == pytest.approx([7.38, 5.10], abs=0.005)
+
+
+def test_the_steps_at_which_dsr_doubles_its_period_can_be_chosen():
+    model = TRAINING.model()
+    optimizer = TRAINING.optimizer(model)
+    pruner = regrow.DSR(model, optimizer, sparsity=0.5, every=10, total=800, doublings=(0.25, 0.5, 0.75))
+    due = [t for t in range(1, 801) if pruner.due(t)]
+    assert due == [*range(10, 200, 10), *range(200, 400, 20), *range(400, 600, 40), *range(640, 760, 80)]
+    assert due[-1] == 720
+    pruner.detach()
+    with pytest.raises(ValueError, match=r"each of doublings must be a share in \[0, 1\], got 25"):
+        regrow.DSR(model, optimizer, sparsity=0.5, total=800, doublings=(25, 50))
+
+
 def test_the_projections_of_attention_are_no_shortcuts():
     names = ["embed", "q_proj", "k_proj", "out_proj"]
     model = nn.ModuleDict({name: nn.Linear(8, 8) for name in names} | {"head": nn.Linear(8, 2)})
@@ -330,8 +358,6 @@ def test_the_projections_of_attention_are_no_shortcuts():
 
 
 def regrow_resnet():
-    from regrow.models import build
-
     return build("wrn10-1")
 
 

@@ -54,7 +54,7 @@ def test_a_gap_between_two_machines_decides_only_beyond_what_the_machines_make_o
 
 
 def test_what_two_machines_make_of_a_training_is_what_the_results_say():
-    rows = [json.loads(line) for line in (page.RESULTS / "digits" / "small.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (page.RESULTS / "machines" / "digits.jsonl").read_text().splitlines()]
     same: dict[str, dict[str, float]] = {}
     for row in rows:
         training = {name: value for name, value in row["recipe"].items() if not name.startswith("finetune")}

@@ -5,13 +5,17 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from regrow import models
 from regrow.report import published
+from regrow.runs.find import Run
 from regrow.runs.recipe import Recipe, UsageError
 from reproduce.experiments import all_experiments, find_experiment
 from reproduce.results import ResultStore
 from reproduce.scales import find_scale
 from reproduce.tuning import to_tune
+from reproduce.views import accuracy
 
 ITEMS = sorted(all_experiments())
 SCALES = ("paper", "cpu")
@@ -30,6 +34,39 @@ def test_what_was_not_run_is_named_so_and_has_no_number(name, scale):
     assert re.search("not run", view.text, re.IGNORECASE)
     assert all(row.get("mean") is None for row in view.rows)
     assert not view.figures
+
+
+def test_a_training_that_diverged_has_the_papers_star_and_is_not_run_again():
+    scale = find_scale("cpu")
+    cells = find_experiment("table1").cells(scale, ResultStore())
+    [cell] = [cell for cell in cells if (cell.recipes[0].method, cell.recipes[0].sparsity) == ("dsr", 0.95)]
+    runs = [Run(Path("r"), recipe, None, {"diverged": "the loss is nan", "phase": "train"}) for recipe in cell.recipes]
+    store = ResultStore(runs)
+    view = find_experiment("table1").view(scale, store)
+    [row] = [row for row in view.rows if (row["method"], row["sparsity"]) == ("DSR", 0.95)]
+
+    assert "| ★ diverged (3) |" in view.text
+    assert (row["mean"], row["seeds"], row["diverged"]) == (None, 0, 3)
+    assert not {recipe.key() for recipe in store.missing(cells)} & {recipe.key() for recipe in cell.recipes}
+    assert accuracy(ResultStore([*runs[1:], finished(cell.recipes[0])]), cell) == "60.00 (1, ★ 2 more diverged)"
+
+
+def finished(recipe):
+    return Run(Path("f"), recipe, {"top1": 60.0})
+
+
+def test_sparse_momentum_on_imagenet_leaves_the_last_layer_dense_as_the_papers_parameters_say():
+    recipes = [recipe for recipe in missing("table3", "paper") if recipe.method == "sparse-momentum"]
+    view = find_experiment("table3").view(find_scale("paper"), ResultStore())
+    printed = {row["sparsity"]: row["paper_top1"] for row in view.rows if row["method"] == "SparseMomentum"}
+    with torch.device("meta"):
+        model = models.build("resnet50", classes=1000)
+    last = max(parameter.numel() for name, parameter in model.named_parameters() if name.startswith("fc"))
+    rows = [row for row in published.table("imagenet") if row.method == "SparseMomentum"]
+
+    assert {recipe.include_last for recipe in recipes} == {False}
+    assert printed == {0.8: 74.59, 0.9: 72.65}
+    assert all(row.parameters > last + (1 - row.sparsity) * (25_557_032 - last) for row in rows)
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 6])

@@ -214,6 +214,20 @@ def test_two_runs_of_one_recipe_end_with_the_same_bits_and_another_seed_does_not
     assert a == b != c
 
 
+def test_smoothed_labels_are_trained_on_and_plain_ones_evaluated():
+    """The loss is (1 - s) times that of the label plus s times the mean over all classes."""
+    images, labels = next(iter(make_trainer(QUICK).sets.train.epoch(0, 0)))
+    losses = {}
+    for share in (0.0, 0.3):
+        trainer = make_trainer(QUICK.changed(method="dense", label_smoothing=share))
+        logs = torch.log_softmax(trainer.model(images), dim=1)
+        expected = (1 - share) * -logs[range(len(labels)), labels].mean() - share * logs.mean()
+        trainer._train_batch(images, labels)
+        losses[share] = trainer.totals.loss / len(labels)
+        assert losses[share] == pytest.approx(expected.item(), rel=1e-5)
+    assert losses[0.0] != losses[0.3]
+
+
 def test_with_holdout_the_held_out_images_are_evaluated(tmp_path):
     result = run(QUICK.changed(holdout=200, epochs=1), tmp_path / "run")
     assert result["evaluated_on"] == "holdout"
