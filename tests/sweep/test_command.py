@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.cli.test_cli import call
 from tests.sweep.test_run_all import QUICK
-from tests.train.test_cli import call
 
 
 @pytest.fixture

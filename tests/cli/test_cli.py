@@ -360,3 +360,9 @@ def test_soft_filter_pruning_is_evaluated_only_when_it_has_just_pruned(capsys, t
     code, _, said = call(capsys, "train", "digits", *QUICK_OPTIONS, "--method", "sfp", "--every", "7")
     assert code == 2
     assert re.search(r"every must divide the \d+ steps of an epoch, got 7", said)
+
+
+def test_reproduce_says_where_the_experiments_are(capsys):
+    code, said, _ = call(capsys, "reproduce")
+    assert (code, said.count("\n")) == (0, 1)
+    assert "python -m reproduce" in said
