@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install lint types layers test check demo docs clean
+.PHONY: help install lint types layers test check demo reproduce docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
@@ -25,7 +25,7 @@ lint: install  ## style and spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 
-types: install  ## strict types on regrow/
+types: install  ## strict types on regrow/ and reproduce/
 	$(BIN)/mypy
 
 layers: install  ## imports point one way
@@ -36,6 +36,9 @@ test: lint types layers  ## what CI runs: lint, types, layers and the tests
 
 demo: install  ## train on digits dense, pruned afterwards and with DPF, and compare (a minute, no download)
 	$(BIN)/regrow demo
+
+reproduce: install  ## list the experiments of the paper; run one with `python -m reproduce ITEM`
+	$(BIN)/python -m reproduce
 
 docs: install  ## build the documentation into docs/_build/html, warnings as errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

@@ -23,12 +23,11 @@ import torch
 
 from regrow import files
 from regrow.files.model_file import load_model
+from regrow.runs.folder import read_metrics, read_recipe, read_result
+from regrow.runs.recipe import Recipe
 from regrow.sweep import run_all
-from regrow.sweep.job import jobs_for
+from regrow.sweep.jobs import jobs_for
 from regrow.train import checkpoint
-from regrow.train.config import Recipe
-from regrow.train.folder import read_recipe, read_result
-from regrow.train.metrics import read_metrics
 from regrow.train.run import run
 from tests.train.processes import RECIPE, context, outcome
 

@@ -54,7 +54,7 @@ def test_packages_need_no_import_of_their_own():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("module", ["regrow", "regrow.cli", "regrow.train.config", "regrow.train.catalog"])
+@pytest.mark.parametrize("module", ["regrow", "regrow.cli", "regrow.runs.recipe", "regrow.runs.find", "regrow.sweep"])
 def test_torch_is_not_imported_before_it_is_needed(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,13 +16,13 @@ from torch import nn
 from torch._inductor import config as inductor_config
 
 import regrow
-from regrow.commands.table import call
+from regrow.cli import call
 from regrow.deploy.engine.build import Library, load_library
 from regrow.deploy.engine.model import LayerTime, Profile
 from regrow.models import build
+from regrow.runs.recipe import RecipeError
 from regrow.timing.compare import RuntimeComparison, _peak, compare
 from regrow.timing.runtimes import densities, fastest, prune_synthetically
-from regrow.train.config import RecipeError
 
 
 @given(sizes=st.lists(st.integers(1, 10**7), min_size=1, max_size=30), sparsity=st.floats(0, 0.999))
