@@ -23,7 +23,7 @@ from regrow.deploy.bench.turns import fastest
 from regrow.deploy.engine.build import Library, load_library
 from regrow.deploy.engine.model import LayerTime, Profile
 from regrow.models import build
-from regrow.runs.recipe import RecipeError
+from regrow.runs.recipe import UsageError
 
 
 @given(sizes=st.lists(st.integers(1, 10**7), min_size=1, max_size=30), sparsity=st.floats(0, 0.999))
@@ -158,7 +158,7 @@ def test_two_threads_can_do_twice_as_much_at_most(monkeypatch: pytest.MonkeyPatc
     ("arguments", "message"),
     [
         (["resnet20", "--batch", "0"], "--batch must be at least 1"),
-        (["resnet20", "--against", "deepsparse"], "go together"),
+        (["resnet20", "--against", "deepsparse"], "must be given together"),
         (["resnet20", "--against", "deepsparse", "--environment", "nowhere"], "no virtual environment"),
         (["resnt20"], "resnet20"),
         (["resnet20", "--sparsity", "90"], r"--sparsity must be in \[0, 1\), got 90. Did you mean 0.9\?"),
@@ -167,14 +167,14 @@ def test_two_threads_can_do_twice_as_much_at_most(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_wrong_options_are_answered_before_anything_is_measured(arguments: list[str], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(UsageError, match=message):
         call(["bench", *arguments])
 
 
 @pytest.mark.parametrize("option", [["--sparsity", "0.5"], ["--classes", "10"], ["--channels", "3"], ["--size", "32"]])
 def test_options_of_networks_given_by_name_are_refused_for_files(tmp_path: Path, option: list[str]) -> None:
     regrow.save(build("resnet8"), tmp_path / "model.regrow")
-    with pytest.raises(RecipeError, match=f"{option[0]} is for networks given by name"):
+    with pytest.raises(UsageError, match=f"{option[0]} is for networks given by name"):
         call(["bench", str(tmp_path / "model.regrow"), *option])
 
 
