@@ -159,7 +159,7 @@ def test_two_threads_can_do_twice_as_much_at_most(monkeypatch: pytest.MonkeyPatc
     [
         (["resnet20", "--batch", "0"], "--batch must be at least 1"),
         (["resnet20", "--against", "deepsparse"], "must be given together"),
-        (["resnet20", "--against", "deepsparse", "--environment", "nowhere"], "no virtual environment"),
+        (["resnet20", "--against", "deepsparse", "--environment", "nowhere"], "not a virtual environment"),
         (["resnt20"], "resnet20"),
         (["resnet20", "--sparsity", "90"], r"--sparsity must be in \[0, 1\), got 90. Did you mean 0.9\?"),
         (["resnet20", "--seconds", "0"], "--seconds must be more than 0"),
