@@ -86,8 +86,8 @@ class Recipe:
     """Optimizer steps between mask updates. None: as in the method's paper (16 for dpf, an epoch for most others).
     auto: the paper's number, scaled down with the length of a short training."""
     scope: Literal["global", "layer", "er", "erk", "redistributed"] | None = None
-    """One threshold for all layers (global), or one per layer: with equal sparsity (layer), by Erdos-Renyi (er, erk), or
-    by the magnitude of its weights (redistributed). None: as in the method's paper."""
+    """One threshold for all layers (global), or one per layer: with equal sparsity (layer), by Erdos-Renyi (er, erk),
+    or by the magnitude of its weights (redistributed). None: as in the method's paper."""
     unit: str | None = None
     """Prune single weights ("weight", the default), whole filters ("filter"), or N of M consecutive weights ("2:4")."""
     targets: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ class Recipe:
 
     @property
     def ramp_fraction(self) -> float:
-        """Fraction of training at which the sparsity is final: by default the second learning-rate drop (Appendix A.2)."""
+        """Fraction of training at which the sparsity is final: by default the second drop of the rate (Appendix A.2)."""
         if self.ramp_end is not None:
             return self.ramp_end
         return self.drops[1] if len(self.drops) > 1 else 0.75
