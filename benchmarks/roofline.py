@@ -21,13 +21,13 @@ import torch
 
 from benchmarks.engine import SIZES, SPARSITIES, images, pruned
 from benchmarks.runner import Row, report
-from regrow.deploy.engine.arena import buffer_bytes
-from regrow.deploy.engine.capture import capture
-from regrow.deploy.engine.compiler import steps_of
-from regrow.deploy.engine.fuse import fuse
-from regrow.deploy.engine.problems import conv_steps, problem_of
-from regrow.deploy.engine.steps import Buffer, HaloStep, Schedule
-from regrow.deploy.engine.toolchain import find_compiler
+from regrow.engine.codegen.toolchain import find_compiler
+from regrow.engine.compiler import steps_of
+from regrow.engine.frontend.fuse import fuse
+from regrow.engine.frontend.torch_export import capture
+from regrow.engine.plan.arena import buffer_bytes
+from regrow.engine.plan.problems import conv_steps, problem_of
+from regrow.engine.plan.steps import Buffer, HaloStep, Schedule
 
 SOURCE = r"""
 #include <time.h>

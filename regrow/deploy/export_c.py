@@ -13,19 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regrow.deploy.engine.build import Kernels, kernel_source
-from regrow.deploy.engine.c_text import float_literal, initializer
-from regrow.deploy.engine.capture import capture
-from regrow.deploy.engine.fuse import fuse
-from regrow.deploy.engine.graph import Conv, Graph, Linear
-from regrow.deploy.engine.plan import Plan, write_plan
-from regrow.deploy.engine.problems import conv_steps
-from regrow.deploy.engine.reference import TorchRunner
-from regrow.deploy.engine.schedule import schedule
-from regrow.deploy.engine.steps import Schedule
-from regrow.deploy.engine.tiles import Shape, shapes_of
-from regrow.deploy.engine.weights import Format, rounded
 from regrow.deploy.prepared import check_same, distance, output_of, prepared
+from regrow.engine.codegen.build import Kernels, kernel_source
+from regrow.engine.codegen.c_text import float_literal, initializer
+from regrow.engine.frontend.fuse import fuse
+from regrow.engine.frontend.graph import Conv, Graph, Linear
+from regrow.engine.frontend.torch_export import capture
+from regrow.engine.plan.lower import Plan, write_plan
+from regrow.engine.plan.problems import conv_steps
+from regrow.engine.plan.schedule import schedule
+from regrow.engine.plan.steps import Schedule
+from regrow.engine.plan.tiles import Shape, shapes_of
+from regrow.engine.plan.weights import Format, rounded
+from regrow.engine.runtime.fallback import TorchRunner
 from regrow.host.disk import write_atomically
 
 BITS = {"fp32": 32, "fp16": 16, "int8": 8}

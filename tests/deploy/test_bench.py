@@ -20,8 +20,8 @@ from regrow.deploy.bench.compare import Comparison, _peak, compare
 from regrow.deploy.bench.deepsparse import DeepSparse
 from regrow.deploy.bench.synthetic import densities, prune_synthetically
 from regrow.deploy.bench.turns import fastest
-from regrow.deploy.engine.build import Library, load_library
-from regrow.deploy.engine.model import LayerTime, Profile
+from regrow.engine.codegen.build import Library, load_library
+from regrow.engine.runtime.model import LayerTime, Profile
 from regrow.models import build
 from regrow.train.config import RecipeError
 

@@ -1,0 +1,1 @@
+"""The operations that the engine can run, one per file."""
