@@ -41,7 +41,7 @@ from regrow.engine.compiler import native_runner
 from regrow.engine.frontend.fuse import fuse
 from regrow.engine.frontend.torch_export import capture
 from regrow.engine.runtime.model import CompiledModel
-from regrow.engine.runtime.runners import NativeRunner, RowsRunner
+from regrow.engine.runtime.session import NativeRunner, RowsRunner
 from regrow.models import Network, build
 
 SIZES = {"resnet20": 32, "wrn28-2": 32, "resnet50": 224}

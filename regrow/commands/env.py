@@ -18,7 +18,7 @@ def env() -> int:
 
 def _compiler() -> str | None:
     """What the engine's kernels are built with."""
-    from regrow.engine.codegen.toolchain import NoCompilerError, find_compiler, version_of
+    from regrow.engine.codegen.build import NoCompilerError, find_compiler, version_of
 
     try:
         return version_of(find_compiler()).partition("\n")[0]

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 import regrow
 from regrow.engine.codegen.build import load_library
-from regrow.engine.compiler import native_runner
+from regrow.engine.compiler import native_runner, steps_of
 from regrow.engine.frontend.fuse import fuse
-from regrow.engine.frontend.graph import Affine, Conv
 from regrow.engine.frontend.torch_export import UnsupportedOperationError, capture
-from regrow.engine.plan import chains
-from regrow.engine.plan.schedule import schedule
-from regrow.engine.plan.steps import ConvStep
+from regrow.engine.ops.conv import Conv, ConvStep
+from regrow.engine.ops.pointwise import Affine
+from regrow.engine.plan import split
 from regrow.engine.runtime.fallback import TorchRunner
 from regrow.models import build
 from tests.engine.networks import networks, sparsify
@@ -105,13 +104,13 @@ class Bottlenecks(nn.Module):
 def test_convolutions_that_run_band_by_band_give_what_torch_gives(
     lanes: int, band: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chains, "WORTH_IT", 0)
-    monkeypatch.setattr(chains, "BAND", band)
+    monkeypatch.setattr(split, "LARGE_CHAIN", 0)
+    monkeypatch.setattr(split, "BAND", band)
     torch.manual_seed(0)
     for kernel, stride, size in ((3, 1, (13, 21)), (1, 1, (16, 16)), (3, 2, (23, 9)), (5, 1, (8, 31))):
         model, x = Bottlenecks(kernel, stride).eval(), torch.randn(2, 3, *size)
         sparsify(model, 0.5, torch.Generator().manual_seed(1))
-        steps = schedule(fuse(capture(model, x)), lanes).steps
+        steps = steps_of(fuse(capture(model, x)), lanes).steps
         assert any(isinstance(step, ConvStep) and step.followers for step in steps)
         check(model, x, lanes)
 

@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regrow.engine.frontend.graph import Graph, Input, Unary, Value
-from regrow.engine.plan.layout import Halo, IntArray, Planes, choose_grid, runs_of
+from regrow.engine.frontend.graph import Graph, Value
+from regrow.engine.ops.base import Unary
+from regrow.engine.ops.reshape import Input
+from regrow.engine.plan.layout import Halo, IntArray, PlaneLayout, choose_grid, runs_of
 from regrow.engine.plan.schedule import schedule
 
 
-def input_table(height: int, width: int, halo: Halo, lanes: int) -> tuple[Planes, IntArray]:
+def input_table(height: int, width: int, halo: Halo, lanes: int) -> tuple[PlaneLayout, IntArray]:
     """The positions in a row-major image that planes are filled from."""
-    planes = Planes(height, width, choose_grid(height, width, lanes), halo)
+    planes = PlaneLayout(height, width, choose_grid(height, width, lanes), halo)
     y, x = planes.coordinates(halo=True)
     return planes, np.where(planes.contains(y, x), y * width + x, -1).reshape(-1)
 
@@ -47,7 +49,7 @@ def test_runs_are_found_wherever_all_lanes_read_floats_that_follow_each_other(
     assert runs_of(table, lanes).tolist() == expected
 
 
-def test_a_node_that_nobody_can_lay_out_is_named() -> None:
+def test_a_node_without_a_schedule_is_named() -> None:
     x, y = Value("x", (3, 8, 8)), Value("y", (3, 8, 8))
-    with pytest.raises(TypeError, match="no step is known for Unary"):
+    with pytest.raises(NotImplementedError, match="Unary does not implement schedule"):
         schedule(Graph((Input("input", x), Unary("unknown", y, x)), y), lanes=4)

@@ -11,20 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regrow.engine.codegen.build import fit_library, load_library
-from regrow.engine.codegen.specialize import fitted
+from regrow.engine.codegen.build import load_library, specialized_library
+from regrow.engine.codegen.specialize import specialize
 from regrow.engine.compiler import steps_of
-from regrow.engine.frontend import shortcuts
-from regrow.engine.frontend.fuse import fuse
-from regrow.engine.frontend.graph import Conv, Graph
-from regrow.engine.frontend.shortcuts import join_shortcuts
+from regrow.engine.frontend import fuse as fusing
+from regrow.engine.frontend.fuse import fuse, join_shortcuts
+from regrow.engine.frontend.graph import Graph
 from regrow.engine.frontend.torch_export import capture
-from regrow.engine.plan import chains
-from regrow.engine.plan.lower import write_plan
-from regrow.engine.plan.steps import ConvStep, PointwiseStep
+from regrow.engine.ops.conv import Conv, ConvStep
+from regrow.engine.ops.pointwise import PointwiseStep
+from regrow.engine.plan import split
+from regrow.engine.plan.lower import lower
 from regrow.engine.runtime.fallback import TorchRunner
-from regrow.engine.runtime.runners import NativeRunner
-from regrow.engine.runtime.session import Division
+from regrow.engine.runtime.session import NativeRunner, ThreadMode
 from tests.engine.networks import sparsify
 from tests.engine.test_engine import LANES, check, relative_error
 
@@ -104,39 +103,39 @@ def test_joined_blocks_give_what_torch_gives(
     model = block(channels, out, stride).eval()
     sparsify(model, density, torch.Generator().manual_seed(1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shortcuts, "WORTH_IT", 0)
+        patch.setattr(fusing, "LARGE_SUM", 0)
         if bands:
-            patch.setattr(chains, "WORTH_IT", 0)
-            patch.setattr(chains, "BAND", 1)
+            patch.setattr(split, "LARGE_CHAIN", 0)
+            patch.setattr(split, "BAND", 1)
         graph, x = graph_of(model, size)
         joined = join_shortcuts(graph)
         assert len(convolutions(joined)) == len(convolutions(graph)) - 1
         expected = model(x).detach()
         assert relative_error(TorchRunner(joined)(x), expected) < 1e-5
-        plan = write_plan(steps_of(graph, lanes), threads=threads)
-        runner = NativeRunner(load_library(lanes=lanes), plan, threads=threads, divide=Division.TOGETHER)
+        plan = lower(steps_of(graph, lanes), threads=threads)
+        runner = NativeRunner(load_library(lanes=lanes), plan, threads=threads, mode=ThreadMode.PER_LAYER)
         assert relative_error(run(runner, x, expected), expected) < 1e-5
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_kernels_of_its_own_compute_a_joined_block_alike(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortcuts, "WORTH_IT", 0)
+    monkeypatch.setattr(fusing, "LARGE_SUM", 0)
     torch.manual_seed(0)
     model = Bottleneck(stride=stride).eval()
     graph, x = graph_of(model, (32, 32))
     library = load_library()
-    plan = write_plan(steps_of(graph, library.lanes))
-    own_plan, kernels = fitted(plan)
+    plan = lower(steps_of(graph, library.lanes))
+    own_plan, kernels = specialize(plan)
     like = model(x).detach()
-    own = run(NativeRunner(fit_library(library, kernels), own_plan), x, like)
+    own = run(NativeRunner(specialized_library(library, kernels), own_plan), x, like)
     assert torch.equal(own, run(NativeRunner(library, plan), x, like))
 
 
 @pytest.mark.parametrize("size", [32, 28, 30])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_joining_copies_nothing_and_breaks_no_chain(stride: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortcuts, "WORTH_IT", 0)
-    monkeypatch.setattr(chains, "WORTH_IT", 0)
+    monkeypatch.setattr(fusing, "LARGE_SUM", 0)
+    monkeypatch.setattr(split, "LARGE_CHAIN", 0)
     graph, _ = graph_of(Bottleneck(stride=stride), (size, size))
     steps = steps_of(graph, 8).steps
     assert not any(isinstance(step, PointwiseStep) for step in steps)
@@ -193,7 +192,7 @@ class Concatenated(Bottleneck):
     ids=["two readers", "activated", "from the input", "same input", "concatenated", "groups"],
 )
 def test_what_cannot_be_joined_is_left_alone(make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortcuts, "WORTH_IT", 0)
+    monkeypatch.setattr(fusing, "LARGE_SUM", 0)
     torch.manual_seed(0)
     model = make()
     graph, x = graph_of(model)
@@ -202,7 +201,7 @@ def test_what_cannot_be_joined_is_left_alone(make: Callable[[], nn.Module], monk
 
 
 def test_pixels_of_the_input_are_joined_once_they_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortcuts, "WORTH_IT", 0)
+    monkeypatch.setattr(fusing, "LARGE_SUM", 0)
     torch.manual_seed(0)
     model = FromTheInput(stride=2)
     graph, x = graph_of(model)
@@ -212,7 +211,7 @@ def test_pixels_of_the_input_are_joined_once_they_are_thinned(monkeypatch: pytes
 
 
 def test_blocks_one_after_the_other_are_all_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortcuts, "WORTH_IT", 0)
+    monkeypatch.setattr(fusing, "LARGE_SUM", 0)
 
     class Two(nn.Module):
         def __init__(self) -> None:

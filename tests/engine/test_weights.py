@@ -1,8 +1,9 @@
-"""The order in which the kernels walk a layer's weights."""
+"""The order in which the kernels read the weights of a layer."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,34 +12,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from regrow.engine.frontend.graph import Linear, Value
-from regrow.engine.plan.arena import ALIGNMENT
-from regrow.engine.plan.constants import Constants
-from regrow.engine.plan.weights import AT_ONCE, DENSE_FROM, Format, Matrix, NonZeros, Walk, matrix, walk
+from regrow.engine.plan.memory import ALIGNMENT, Constants
+from regrow.engine.plan.weights import (
+    AT_ONCE,
+    DENSE_FROM,
+    ConvNonZeros,
+    Format,
+    LinearWeights,
+    SparseWeights,
+    linear_weights,
+    sparse_weights,
+)
 
 PITCH = 7
 
 
-def some_weights(seed: int, outputs: int, inputs: int, density: float) -> NonZeros:
+def some_weights(seed: int, outputs: int, inputs: int, density: float) -> ConvNonZeros:
     generator = np.random.default_rng(seed)
     channel, source, within = np.nonzero(generator.random((outputs, inputs, 3)) < density)
     value = generator.integers(1, 100, len(channel)).astype(np.float32)
-    return NonZeros(channel, source, within, value, outputs, inputs, PITCH)
+    return ConvNonZeros(channel, source, within, value, outputs, inputs, PITCH)
 
 
-def read(walked: Walk, kind: Format, together: int, blocks: int) -> Counter[tuple[int, int, float]]:
-    """What kernels.c reads: (output channel, offset from the first input channel, value), zeros left out."""
+def stored(weights: ConvNonZeros, kind: Format) -> ConvNonZeros:
+    types = {"fp32": np.float32, "fp16": np.float16, "int8": np.int8}
+    return replace(weights, value=weights.value.astype(types[kind]))
+
+
+def read(walked: SparseWeights, kind: Format, together: int, blocks: int) -> Counter[tuple[int, int, float]]:
+    """What the kernel reads: (output channel, offset from the first input channel, value), zeros left out."""
     found: Counter[tuple[int, int, float]] = Counter()
     words = walked.entries.view("<u4") if kind == "fp32" else None
+    values = walked.entries["value"].view(np.float16) if kind == "fp16" else walked.entries["value"]
     for number in range(blocks * walked.groups):
         block, group = divmod(number, walked.groups)
         first, end = (int(start) * together for start in walked.starts[number : number + 2])
         step = AT_ONCE * together
         fours = first + (end - first) // step * step if kind == "fp32" else first
         for member in range(together):
-            pairs = [
-                (walked.entries["offset"][i], walked.entries["value"][i]) for i in range(fours, end)[member::together]
-            ]
+            pairs = [(walked.entries["offset"][i], values[i]) for i in range(fours, end)[member::together]]
             for four in range(first, fours, step):
                 assert words is not None
                 at = 2 * (four + AT_ONCE * member)
@@ -58,12 +70,12 @@ def read(walked: Walk, kind: Format, together: int, blocks: int) -> Counter[tupl
     parts=st.integers(1, 3),
     kind=st.sampled_from(["fp32", "fp16", "int8"]),
 )
-def test_every_weight_is_walked_once(
+def test_every_weight_is_read_once(
     seed: int, outputs: int, inputs: int, density: float, together: int, blocks: int, parts: int, kind: Format
 ) -> None:
     weights = some_weights(seed, outputs, inputs, density)
     blocks = min(blocks, inputs)
-    walked = walk(weights, kind, 1, together=together, blocks=blocks, parts=parts)
+    walked = sparse_weights(stored(weights, kind), kind, 1, together=together, blocks=blocks, parts=parts)
     expected = Counter(
         zip(
             weights.channel.tolist(),
@@ -81,13 +93,15 @@ def test_every_weight_is_walked_once(
 @pytest.mark.parametrize("count", range(9))
 def test_nothing_is_added_to_come_in_fours(count: int) -> None:
     channel, value = np.zeros(count, np.int64), np.ones(count, np.float32)
-    walked = walk(NonZeros(channel, np.arange(count), channel, value, 1, 9, PITCH), "fp32", 1, together=1, blocks=1)
+    walked = sparse_weights(
+        ConvNonZeros(channel, np.arange(count), channel, value, 1, 9, PITCH), "fp32", 1, together=1, blocks=1
+    )
     assert walked.starts.tolist() == [0, count]
     assert len(walked.entries) == count
 
 
-def read_matrix(written: Matrix, shape: tuple[int, int]) -> NDArray[np.float32]:
-    """What kernels.c reads."""
+def read_matrix(written: LinearWeights, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """What the kernel reads."""
     outputs, inputs = shape
     if written.starts is None:
         return written.weights.transpose(0, 2, 1).reshape(-1, inputs)[:outputs]
@@ -110,9 +124,7 @@ def test_a_matrix_is_written_with_its_zeros_if_these_are_few(
 ) -> None:
     generator = np.random.default_rng(seed)
     weight = generator.standard_normal((outputs, inputs)) * (generator.random((outputs, inputs)) < density)
-    values = Value("x", (inputs,)), Value("y", (outputs,))
-    node = Linear("linear", values[1], values[0], torch.from_numpy(weight), torch.zeros(outputs))
-    written = matrix(node, "fp32", lanes)
+    written = linear_weights("linear", torch.from_numpy(weight), "fp32", lanes)
     assert (written.starts is None) == (np.count_nonzero(weight) >= DENSE_FROM * weight.size)
     np.testing.assert_array_equal(read_matrix(written, weight.shape), weight.astype(np.float32))
 

@@ -17,8 +17,7 @@ from regrow.deploy.bench.runtimes import could_not_run, dense_runtimes, to_plain
 from regrow.deploy.bench.turns import Contender, fastest
 from regrow.deploy.pack import save
 from regrow.deploy.prepared import inference, prepared
-from regrow.engine.codegen.build import load_library
-from regrow.engine.codegen.toolchain import NoCompilerError
+from regrow.engine.codegen.build import NoCompilerError, load_library
 from regrow.engine.compiler import compile
 from regrow.engine.runtime.model import Profile
 

@@ -1,164 +1,212 @@
-"""The structures of the C files as ctypes, field by field, so that a plan is passed to C as it is."""
+"""One description of each struct, from which come the ctypes class, its declaration in plan.h and C initializers.
+
+A description maps field names to field types. Operations describe theirs in `regrow.engine.ops`; the structs that all
+operations share are here.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
-from typing import ClassVar
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 ABSENT, INPUT, OUTPUT = -1, -2, -3
-
-Fields = list[tuple[str, type]]
-
-
-class Planes(ctypes.Structure):
-    """Channels of an image in the arena, in bytes."""
-
-    _fields_: ClassVar[Fields] = [("at", c_int64), ("pitch", c_int32), ("row", c_int32)]
+"""Offsets of operands that are not in the arena: none, the caller's input, the caller's output."""
 
 
-class Activate(ctypes.Structure):
-    """An element-wise function."""
+@dataclass(frozen=True)
+class FieldType:
+    """A type as C declares it, with `{}` for the field's name, and as ctypes has it."""
 
-    _fields_: ClassVar[Fields] = [("kind", c_int32), ("low", c_float), ("high", c_float)]
-
-
-class Conv(ctypes.Structure):
-    """A sparse convolution and everything that is done while its result is in registers."""
-
-    _fields_: ClassVar[Fields] = [
-        *((name, Planes) for name in ("in_", "out", "residual", "tail")),
-        *((name, c_int64) for name in ("entries", "starts", "bases", "order", "parts")),
-        *((name, c_int64) for name in ("bias", "step", "scale", "shift", "mask")),
-        *((name, c_int64) for name in ("scratch", "box", "tail_box")),
-        *((name, c_int32) for name in ("rows", "cols", "channels", "groups", "blocks", "together", "down", "across")),
-        *((name, c_int32) for name in ("stride_rows", "stride_cols", "share_channels", "followers", "band")),
-        *((name, c_int32) for name in ("prefetch", "downwards", "kernel", "fills_boxes")),
-        ("act", Activate),
-        ("tail_act", Activate),
-    ]
+    c: str
+    python: Any
 
 
-class Gather(ctypes.Structure):
-    """A copy through a table."""
+Fields = Mapping[str, FieldType]
 
-    _fields_: ClassVar[Fields] = [
-        *((name, c_int64) for name in ("from_", "to", "table", "runs")),
-        *((name, c_int32) for name in ("channels", "count", "from_pitch", "to_pitch", "run_count", "tables")),
-        ("fill", c_float),
-    ]
-
-
-class Halo(ctypes.Structure):
-    """The exchange of region edges."""
-
-    _fields_: ClassVar[Fields] = [
-        ("image", Planes),
-        ("sides", c_int64),
-        *((name, c_int32) for name in ("above", "below", "left", "right")),
-        *((name, c_int32) for name in ("borrows_above", "borrows_below", "channels", "kernel")),
-    ]
+I8, I32, I64 = (
+    FieldType(f"int{8 * n}_t {{}}", t) for n, t in ((1, ctypes.c_int8), (4, ctypes.c_int32), (8, ctypes.c_int64))
+)
+U16, U32 = FieldType("uint16_t {}", ctypes.c_uint16), FieldType("uint32_t {}", ctypes.c_uint32)
+F32 = FieldType("float {}", ctypes.c_float)
+OFFSET = I64
+"""Bytes from the start of the arena or of the constants, or ABSENT."""
 
 
-class Pool(ctypes.Structure):
-    """Maximum or average over windows."""
-
-    _fields_: ClassVar[Fields] = [
-        ("in_", Planes),
-        ("out", Planes),
-        *((name, c_int64) for name in ("weights", "mask")),
-        *((name, c_int32) for name in ("channels", "rows", "cols", "kernel_rows", "kernel_cols")),
-        *((name, c_int32) for name in ("stride_rows", "stride_cols", "maximum")),
-        ("scale", c_float),
-    ]
+def pointer(declaration: str) -> FieldType:
+    """A pointer, declared like `const float *{}`."""
+    return FieldType(declaration, ctypes.c_void_p)
 
 
-class Mean(ctypes.Structure):
-    """The mean of each channel."""
-
-    _fields_: ClassVar[Fields] = [
-        ("in_", Planes),
-        ("out", c_int64),
-        *((name, c_int32) for name in ("channels", "rows", "cols")),
-        ("scale", c_float),
-    ]
+def struct_of(name: str, fields: Fields, *, packed: bool = False) -> type[ctypes.Structure]:
+    """Make the ctypes class of a description."""
+    content: dict[str, Any] = {"__doc__": f"`struct {name}` of plan.h.", "fields": fields}
+    if packed:
+        content |= {"_pack_": 1, "_layout_": "ms"}
+    content["_fields_"] = [(field, kind.python) for field, kind in fields.items()]
+    return type(name, (ctypes.Structure,), content)
 
 
-class Linear(ctypes.Structure):
-    """A matrix product with one vector."""
-
-    _fields_: ClassVar[Fields] = [
-        *((name, c_int64) for name in ("in_", "out", "weights", "starts", "bias", "step")),
-        *((name, c_int32) for name in ("inputs", "outputs", "dense")),
-        ("act", Activate),
-    ]
+def nested(structure: type[ctypes.Structure]) -> FieldType:
+    """A field that is a struct itself."""
+    return FieldType(f"struct {structure.__name__} {{}}", structure)
 
 
-class Pointwise(ctypes.Structure):
-    """An operation on pixels one by one."""
+Planes = struct_of("planes", {"at": OFFSET, "pitch": I32, "row": I32})
+"""Channels of an image: bytes to the first pixel, from channel to channel and from row to row."""
+PLANES = nested(Planes)
 
-    _fields_: ClassVar[Fields] = [
-        *((name, Planes) for name in ("a", "b", "out")),
-        *((name, c_int64) for name in ("scale", "shift", "mask")),
-        *((name, c_int32) for name in ("channels", "rows", "cols", "multiply", "broadcast", "features")),
-        ("act", Activate),
-    ]
+Activate = struct_of("activate", {"kind": I32, "low": F32, "high": F32})
+"""An activation function, `enum activation`, and the bounds of a clamp."""
+ACTIVATE = nested(Activate)
 
+HaloRows = struct_of(
+    "halo_rows",
+    {
+        "image": PLANES,
+        "buffer": OFFSET,  # in the arena: rows for the slice above, then for the one below, by row, column, channel
+        "sides": OFFSET,  # struct side: the columns of the halo left and right
+        **dict.fromkeys(("above", "below", "left", "right", "channels", "rows", "cols"), I32),
+    },
+)
+"""An image whose slices need rows of each other: halo_exchange.c."""
 
-class _Any(ctypes.Union):
-    _fields_: ClassVar[Fields] = [
-        ("conv", Conv),
-        ("gather", Gather),
-        ("halo", Halo),
-        ("pool", Pool),
-        ("mean", Mean),
-        ("linear", Linear),
-        ("pointwise", Pointwise),
-    ]
+Exchange = struct_of(
+    "exchange",
+    {
+        "recv": OFFSET,  # struct halo_rows of the image that is read
+        "send": OFFSET,  # and of those that are written
+        "send_second": OFFSET,
+        "sent_above": I32,  # rows at the slice's edges that the neighbours need
+        "sent_below": I32,
+    },
+)
+"""The rows that an operation receives from the neighbouring slices and sends to them."""
 
+RunArgs = struct_of(
+    "run_args",
+    {
+        "pool": pointer("struct thread_pool *{}"),
+        "run_one": pointer("void (*{})(struct thread_pool *, int part, int image)"),
+        "run_part": pointer("void (*{})(struct thread_pool *, int part)"),
+        "ops": pointer("const struct op *{}"),
+        "constants": pointer("const char *{}"),
+        "arenas": pointer("char *{}"),
+        "arena_bytes": I64,  # of one thread
+        "x_floats": I64,  # of one image
+        "y_floats": I64,
+        "x": pointer("const float *{}"),
+        "y": pointer("float *{}"),
+        "seconds": pointer("double *{}"),  # where the time of each operation is added, or NULL
+        "count": I32,  # of operations
+        "first": I32,  # the images of this round
+        "last": I32,
+        "mode": I32,  # enum thread_mode
+        "clock": I32,  # for `seconds`
+    },
+)
+"""A plan and the batch that it is run on: thread_pool.c."""
 
-class Op(ctypes.Structure):
-    """One operation of a plan; `kind` is the position of its structure in the union."""
-
-    _fields_: ClassVar[Fields] = [("kind", c_int32), ("exchange", c_int64), ("as_", _Any)]
-
-
-class Borders(ctypes.Structure):
-    """`struct borders` of shares.c: an image of which threads exchange rows."""
-
-    _fields_: ClassVar[Fields] = [
-        ("image", Planes),
-        *((name, c_int64) for name in ("box", "sides")),
-        *((name, c_int32) for name in ("above", "below", "left", "right", "channels", "rows", "cols")),
-    ]
-
-
-class Exchange(ctypes.Structure):
-    """`struct exchange` of shares.c: the images of an operation of which they do."""
-
-    _fields_: ClassVar[Fields] = [
-        *((name, c_int64) for name in ("borrows", "lends", "lends_tail")),
-        *((name, c_int32) for name in ("lent_above", "lent_below")),
-    ]
-
-
-class Job(ctypes.Structure):
-    """`struct job` of team.c: a plan and what it is run on."""
-
-    _fields_: ClassVar[Fields] = [
-        *((name, c_void_p) for name in ("team", "run_one", "run_part", "ops", "constants", "arenas")),
-        *((name, c_int64) for name in ("arena_bytes", "x_floats", "y_floats")),
-        *((name, c_void_p) for name in ("x", "y", "seconds")),
-        *((name, c_int32) for name in ("count", "first", "last", "divide", "clock")),
-    ]
-
-
-KINDS: dict[type[ctypes.Structure], tuple[int, str]] = {
-    kind: (number, name) for number, (name, kind) in enumerate(_Any._fields_)
+ENTRIES = {
+    32: struct_of("entry", {"offset": U32, "value": F32}),
+    16: struct_of("entry", {"offset": U16, "value": U16}),
+    8: struct_of("entry", {"offset": U16, "value": I8}, packed=True),
 }
+"""A non-zero weight: where the pixel lies that it multiplies, and its value.
+
+By WEIGHT_BITS. The offset is in bytes for 32 bits, else in vectors (for features: in floats).
+"""
+
+SHARED = (Planes, Activate, HaloRows, Exchange, RunArgs)
 
 
-def as_op(operation: ctypes.Structure, exchange: int = ABSENT) -> Op:
-    """Wrap one operation."""
-    number, name = KINDS[type(operation)]
-    return Op(number, exchange, _Any(**{name: operation}))
+@cache
+def side_struct(lanes: int) -> type[ctypes.Structure]:
+    """`struct side`: one row or column of a halo, and the neighbor that it is filled from.
+
+    The first fields are bytes from the first pixel, bytes from cell to cell, and the number of cells. `lanes` is the
+    lane that each lane is filled from, `mask` is zero where the neighbor is outside the image.
+    """
+    return struct_of("side", _side_fields(lanes))
+
+
+def _side_fields(lanes: int) -> Fields:
+    vector = FieldType("ivec {}", ctypes.c_int32 * lanes)
+    unused = FieldType("int32_t {}[11]", ctypes.c_int32 * 11)  # vectors are aligned to at most 64 bytes
+    numbers = dict.fromkeys(("to", "from", "step", "cells", "shift"), I32)
+    return {**numbers, "unused": unused, "lanes": vector, "mask": vector}
+
+
+@cache
+def op_struct(kernels: tuple[type[ctypes.Structure], ...]) -> type[ctypes.Structure]:
+    """`struct op`: one call of a kernel. `kind` is the position of its struct in the union `as`."""
+    union = type("as", (ctypes.Union,), {"_fields_": [(kernel.__name__, kernel) for kernel in kernels]})
+    content = {
+        "__doc__": "`struct op` of plan.h.",
+        "_fields_": [("kind", ctypes.c_int32), ("exchange", ctypes.c_int64), ("as_", union)],
+    }
+    return type("op", (ctypes.Structure,), content)
+
+
+def declaration(structure: type[ctypes.Structure]) -> str:
+    """Return the struct as C declares it."""
+    fields: Fields = vars(structure)["fields"]
+    packed = " __attribute__((packed))" if getattr(structure, "_pack_", 0) else ""
+    lines = (f"    {kind.c.format(name)};" for name, kind in fields.items())
+    return "\n".join([f"struct {structure.__name__} {{", *lines, f"}}{packed};"])
+
+
+def plan_header(kernels: tuple[type[ctypes.Structure], ...], activations: Mapping[str, str]) -> str:
+    """Return plan.h for the structs of all kernels and the C expressions of all activation functions, by name."""
+    names = [kernel.__name__ for kernel in kernels]
+    entries = "\n".join(f"#if WEIGHT_BITS == {bits}\n{declaration(entry)}\n#endif" for bits, entry in ENTRIES.items())
+    return "\n".join(
+        [
+            "/* Structs of a plan, generated by regrow.engine.codegen.structs from the descriptions in Python. */",
+            "#ifndef PLAN_H",
+            "#define PLAN_H",
+            '#include "vector.h"',
+            "",
+            f"enum {{ ABSENT = {ABSENT}, INPUT = {INPUT}, OUTPUT = {OUTPUT} }}; /* operands outside of the arena */",
+            f"enum activation {{ NONE, {', '.join(name.upper() for name in activations)} }};",
+            f"#define ACTIVATIONS(A) {' '.join(f'A({name.upper()}, {c})' for name, c in activations.items())}",
+            "",
+            "struct op;",
+            "struct thread_pool;",
+            entries,
+            *(declaration(structure) for structure in (*SHARED, side_struct(4), *kernels)),
+            "",
+            f"enum kind {{ {', '.join(name.upper() for name in names)} }};",
+            f"#define OPERATIONS(O) {' '.join(f'O({name.upper()}, {name})' for name in names)}",
+            "struct op {",
+            "    int32_t kind;",
+            "    int64_t exchange; /* struct exchange, or ABSENT */",
+            "    union {",
+            *(f"        struct {name} {name};" for name in names),
+            "    } as;",
+            "};",
+            "#endif",
+            "",
+        ]
+    )
+
+
+def initializer(value: Any) -> str:
+    """Return a C initializer that names the fields, or a number."""
+    if not isinstance(value, ctypes.Structure):
+        return float_literal(value) if isinstance(value, float) else str(value)
+    if type(value).__name__ == "op":
+        name = value.as_._fields_[value.kind][0]
+        return f"{{.kind = {name.upper()}, .as.{name} = {initializer(getattr(value.as_, name))}}}"
+    fields = ((field[0], getattr(value, field[0])) for field in value._fields_)
+    return "{" + ", ".join(f".{name} = {initializer(item)}" for name, item in fields) + "}"
+
+
+def float_literal(value: float) -> str:
+    """Return a C literal that is read back as the same float."""
+    if math.isinf(value):
+        return "__builtin_inff()" if value > 0 else "-__builtin_inff()"
+    return f"{value:.9g}f" if "." in f"{value:.9g}" or "e" in f"{value:.9g}" else f"{value:.9g}.0f"

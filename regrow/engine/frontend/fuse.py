@@ -1,31 +1,34 @@
-"""Makes a graph smaller without changing what it computes: fewer passes over memory are most of the speed.
+"""Simplifies a graph without changing what it computes: fewer passes over memory are most of the speed.
 
-One sweep in running order. A node that can be absorbed by the node that made its operand disappears into it:
-batch norms go into weights, activations and residual sums into the convolution's last step, and the batch norm
-and ReLU of a pre-activation network become a second output of the convolution before them.
+`fuse` visits the nodes in running order. A node disappears into the one that computed its operand where possible: batch
+norms go into weights, activations and residual sums into the last step of a convolution, and the batch norm and ReLU of
+a pre-activation network become a second output of the convolution before them.
+
+`join_shortcuts` computes the last convolution of a bottleneck and the projection on its shortcut as one convolution:
+`conv(a) + project(b)`, both 1 x 1, is one convolution of the channels of `a` and `b` together. With sparse weights it
+costs no more than the two, and the sum stays in registers: the wide images of a ResNet take longer to write and read
+than to compute.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from regrow.engine.frontend.graph import (
-    Affine,
-    Binary,
-    Concat,
-    Conv,
-    Graph,
-    Linear,
-    Mean,
-    Node,
-    Reshape,
-    Value,
-    count_uses,
-)
+import torch
+
+from regrow.engine.frontend.graph import Graph, Node, Value, count_uses
+from regrow.engine.ops.conv import Conv
+from regrow.engine.ops.linear import Linear
+from regrow.engine.ops.pointwise import Affine, Binary
+from regrow.engine.ops.pool import Mean, Pool
+from regrow.engine.ops.reshape import Concat, Reshape
+
+LARGE_SUM = 512 << 10
+"""Bytes of a sum above which it does not stay in the second-level cache until it is read."""
 
 
 def fuse(graph: Graph) -> Graph:
-    """An equivalent graph with everything absorbed that can be."""
+    """Return an equivalent graph with as few nodes as possible."""
     graph = _split_affines_of_concats(graph)
     sweep = _Sweep(graph)
     for node in graph.nodes:
@@ -34,18 +37,18 @@ def fuse(graph: Graph) -> Graph:
 
 
 class _Sweep:
-    """The nodes taken so far, by the value they make; a dict keeps their order."""
+    """The nodes so far, by the value they compute; a dict keeps their order."""
 
     def __init__(self, graph: Graph) -> None:
         self.uses = graph.uses
         self.made: dict[Value, Node] = {}
 
     def nodes(self) -> tuple[Node, ...]:
-        """In running order, each once (a tail is listed under its own value, too)."""
+        """Return them in running order, each once (second outputs have an entry of their own)."""
         return tuple(node for value, node in self.made.items() if value is node.out)
 
     def take(self, node: Node) -> None:
-        if isinstance(node, Affine) and (self.fold(node) or self.follow(node) or self.add_tail(node)):
+        if isinstance(node, Affine) and (self.fold(node) or self.follow(node) or self.add_second_output(node)):
             return
         if isinstance(node, Binary) and node.op == "add" and self.sum(node):
             return
@@ -55,16 +58,16 @@ class _Sweep:
         return self.uses[value] == 1
 
     def absorb(self, old: Value, node: Node) -> None:
-        """Replace the maker of `old` by `node`, here: what it additionally reads is known only now."""
+        """Replace the node that computes `old` by `node`, at the end: it may read values that are computed only now."""
         del self.made[old]
         self.made[node.out] = node
 
     def fold(self, node: Affine) -> bool:
-        """Scale and shift go into the weights before them, the activation into the last step."""
+        """Fold scale and shift into the weights before them, and the activation into the last step."""
         maker = self.made.get(node.x)
         if not isinstance(maker, Conv | Linear) or not self.only_use(node.x) or maker.activation:
             return False
-        if isinstance(maker, Conv) and (maker.residual or maker.tail):
+        if isinstance(maker, Conv) and (maker.residual or maker.second_output):
             return False
         weight, bias = maker.weight, maker.bias
         if node.scale is not None:
@@ -76,39 +79,39 @@ class _Sweep:
         return True
 
     def follow(self, node: Affine) -> bool:
-        """An activation alone becomes part of the step that made its operand."""
+        """Make an activation part of the step that computes its operand."""
         maker = self.made.get(node.x)
         if node.scale is not None or node.shift is not None or not self.only_use(node.x):
             return False
-        if isinstance(maker, Conv) and maker.tail is not None and node.x is maker.tail.out:
-            if maker.tail.activation:
+        if isinstance(maker, Conv) and maker.second_output is not None and node.x is maker.second_output.out:
+            if maker.second_output.activation:
                 return False
-            self.set_tail(maker, replace(maker.tail, out=node.out, activation=node.activation))
+            self.set_second_output(maker, replace(maker.second_output, out=node.out, activation=node.activation))
             return True
         if not isinstance(maker, Conv | Affine | Binary) or maker.activation:
             return False
-        if isinstance(maker, Conv) and maker.tail:
+        if isinstance(maker, Conv) and maker.second_output:
             return False
         self.absorb(node.x, replace(maker, out=node.out, activation=node.activation))
         return True
 
-    def add_tail(self, node: Affine) -> bool:
+    def add_second_output(self, node: Affine) -> bool:
         maker = self.made.get(node.x)
-        if not isinstance(maker, Conv) or maker.tail is not None or node.x is not maker.out:
+        if not isinstance(maker, Conv) or maker.second_output is not None or node.x is not maker.out:
             return False
-        self.set_tail(maker, node)
+        self.set_second_output(maker, node)
         return True
 
-    def set_tail(self, maker: Conv, tail: Affine) -> None:
-        if maker.tail is not None:
-            del self.made[maker.tail.out]
-        fused = replace(maker, tail=tail)
-        # The convolution keeps its place: its other readers may come before the tail's.
+    def set_second_output(self, maker: Conv, second: Affine) -> None:
+        if maker.second_output is not None:
+            del self.made[maker.second_output.out]
+        fused = replace(maker, second_output=second)
+        # The convolution keeps its position: readers of `out` may come before those of the second output.
         self.made[maker.out] = fused
-        self.made[tail.out] = fused
+        self.made[second.out] = fused
 
     def sum(self, node: Binary) -> bool:
-        """`conv(x) + r`: the sum is taken while the convolution's result is still in registers."""
+        """Compute `conv(x) + r` while the result of the convolution is in registers."""
         order = {value: position for position, value in enumerate(self.made)}
         for mine, other in sorted(
             ((node.a, node.b), (node.b, node.a)), key=lambda pair: order.get(pair[0], -1), reverse=True
@@ -116,7 +119,7 @@ class _Sweep:
             maker = self.made.get(mine)
             if not isinstance(maker, Conv) or not self.only_use(mine) or other.shape != mine.shape:
                 continue
-            if maker.activation or maker.residual or maker.tail:
+            if maker.activation or maker.residual or maker.second_output:
                 continue
             self.absorb(mine, replace(maker, out=node.out, residual=other, activation=node.activation))
             return True
@@ -124,12 +127,12 @@ class _Sweep:
 
 
 def _simplified(node: Node) -> Node:
-    """What a node on images of one pixel comes to: a matrix product for a convolution, nothing for a mean."""
+    """Replace a node on images of one pixel: a convolution by a matrix product, a mean by a reshape."""
     if isinstance(node, Mean) and node.x.pixels == 1:
         return Reshape(node.name, node.out, node.x)
     if not isinstance(node, Conv) or node.x.pixels != 1 or node.out.pixels != 1 or node.groups != 1:
         return node
-    # Of the kernel only the tap that falls on the pixel sees anything but padding.
+    # All taps of the kernel but one see padding only.
     (row, no_row), (col, no_col) = (divmod(p, d) for p, d in zip(node.padding, node.dilation, strict=True))
     inside = row < node.kernel[0] and col < node.kernel[1]
     if no_row or no_col or not inside:
@@ -138,9 +141,9 @@ def _simplified(node: Node) -> Node:
 
 
 def _split_affines_of_concats(graph: Graph) -> Graph:
-    """`affine(cat(a, b))` becomes `cat(affine(a), affine(b))`, which needs no copy of the joined channels.
+    """Turn `affine(cat(a, b))` into `cat(affine(a), affine(b))`, which needs no copy of the joined channels.
 
-    In a DenseNet every layer normalises all channels made so far: this saves a copy of them for each.
+    In a DenseNet every layer normalizes all channels so far: this saves one copy of them per layer.
     """
     concats: dict[Value, Concat] = {}
     nodes: list[Node] = []
@@ -179,8 +182,78 @@ def _without_dead_code(nodes: tuple[Node, ...], output: Value) -> Graph:
     uses = count_uses(nodes, output)
     kept: list[Node] = []
     for node in nodes:
-        if isinstance(node, Conv) and node.tail is not None:
-            tail = node.tail if uses[node.tail.out] else None
-            node = replace(node, tail=tail, keeps_out=uses[node.out] > 0)
+        if isinstance(node, Conv) and node.second_output is not None:
+            second = node.second_output if uses[node.second_output.out] else None
+            node = replace(node, second_output=second, keeps_out=uses[node.out] > 0)
         kept.append(node)
     return Graph(tuple(kept), output)
+
+
+def join_shortcuts(graph: Graph) -> Graph:
+    """Return an equivalent graph in which projections are part of the convolution that they are added to."""
+    makers = {value: node for node in graph.nodes for value in node.outputs}
+    placed = {part for node in graph.nodes if isinstance(node, Concat) for part in node.parts}
+    nodes = list(graph.nodes)
+    for node in graph.nodes:
+        pair = _shortcut_pair(node, makers, graph)
+        if pair is None:
+            continue
+        main, projection = pair
+        strided = _strided(projection)
+        parts = (main.x, projection.x if strided is None else strided.out)
+        if not all(_can_be_placed(part, makers.get(part), placed) for part in parts):
+            continue
+        placed.update(parts)
+        if strided is not None:
+            # Not right before its use: between two convolutions, it would prevent bands.
+            nodes.insert(max(_position(nodes, main.x), _position(nodes, projection.x) + 1), strided)
+        channels = sum(part.channels for part in parts)
+        joined = Concat(node.name, Value("_".join(part.name for part in parts), (channels, *node.out.size)), parts)
+        last, other = pair if main is node else (projection, main)
+        position = nodes.index(last)
+        nodes[position : position + 1] = [joined, _joined(last, main, projection, joined.out)]
+        nodes.remove(other)
+    return Graph(tuple(nodes), graph.output)
+
+
+def _position(nodes: list[Node], value: Value) -> int:
+    return next(number for number, node in enumerate(nodes) if value in node.outputs)
+
+
+def _shortcut_pair(node: Node, makers: dict[Value, Node], graph: Graph) -> tuple[Conv, Conv] | None:
+    """Return a convolution and its projection; either may be the one with the residual."""
+    if not isinstance(node, Conv) or node.residual is None or graph.uses[node.residual] > 1:
+        return None
+    other = makers[node.residual]
+    if not isinstance(other, Conv) or other.activation or other.residual or other.second_output or other.x is node.x:
+        return None
+    plain = all(conv.kernel == (1, 1) and conv.padding == (0, 0) and conv.groups == 1 for conv in (node, other))
+    main, projection = (other, node) if other.stride == (1, 1) else (node, other)
+    return (main, projection) if plain and main.stride == (1, 1) and 4 * node.out.numel >= LARGE_SUM else None
+
+
+def _can_be_placed(value: Value, maker: Node | None, placed: set[Value]) -> bool:
+    """Whether it can be written directly into the buffer of the joined channels."""
+    return value.pixels > 1 and value not in placed and (maker is None or maker.placeable)
+
+
+def _strided(projection: Conv) -> Pool | None:
+    """Return a node that selects the pixels a strided projection reads: a maximum over windows of one pixel."""
+    if projection.stride == (1, 1):
+        return None
+    x = projection.x
+    value = Value(f"{x.name}_strided", (x.channels, *projection.out.size))
+    return Pool(projection.name, value, x, "max", (1, 1), projection.stride)
+
+
+def _joined(last: Conv, main: Conv, projection: Conv, x: Value) -> Conv:
+    """Return the convolution of the channels of both."""
+    return replace(
+        last,
+        name=f"{main.name} + {projection.name}",
+        x=x,
+        weight=torch.cat([main.weight, projection.weight], 1),
+        bias=main.bias + projection.bias,
+        stride=(1, 1),
+        residual=None,
+    )

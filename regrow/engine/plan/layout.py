@@ -1,8 +1,9 @@
-"""Where each pixel lives: images are cut into as many equal regions as a vector has lanes.
+"""Memory layout of images: equal regions, one per vector lane, with a halo around each.
 
-Lane `l` of every vector holds region `l`, so that shifting a kernel window moves whole vectors: every tap of a
-convolution is an aligned load, for any image size, stride or kernel. A channel is a plane of `[rows][cols]` vectors:
-the region, and around it a halo with what the neighbouring regions (or the zero padding) hold there.
+An image is cut into as many equal regions as a vector has lanes, and lane `l` of every vector holds region `l`. Moving
+a kernel window by one pixel then moves by one whole vector, so every tap of a convolution is an aligned load, for any
+image size, stride or kernel. A channel is a plane of `[rows][cols]` vectors: the region, and around it a halo with the
+pixels of the neighboring regions, or the zero padding. docs/engine.md has a drawing.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from regrow.engine.codegen.structs import side_struct
+
 IntArray = NDArray[np.int64]
 Cell = tuple[int, int]
 
 _SHIFTS: dict[Cell, int] = {(-1, 0): 1, (1, 0): 2, (0, -1): 3, (0, 1): 4}
-"""`enum shift` of kernels.c, by the neighbour's place."""
-SIDE_NUMBERS = 16  # at the start of `struct side`
+"""`enum shift` of move.c, by the position of the neighbor."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """How an image is cut: `down` x `across` regions of `rows` x `cols` pixels each."""
+    """How an image is cut: `down` x `across` regions of `rows` x `cols` pixels each.
+
+    An image of 32 x 32 pixels in 8 lanes is Grid(2, 4, 16, 8).
+    """
 
     down: int
     across: int
@@ -32,17 +37,17 @@ class Grid:
 
     @property
     def lanes(self) -> int:
-        """How many regions there are."""
+        """Number of regions, which is the number of floats in a vector."""
         return self.down * self.across
 
     def scaled(self, stride: tuple[int, int]) -> Grid:
-        """The grid of the input from which this one is computed with `stride`."""
+        """Return the grid of the input from which this one is computed with `stride`, lane by lane."""
         return replace(self, rows=self.rows * stride[0], cols=self.cols * stride[1])
 
 
 @dataclass(frozen=True)
 class Halo:
-    """Rows and columns around each region."""
+    """Rows and columns around each region, copied from its neighbors."""
 
     top: int = 0
     bottom: int = 0
@@ -66,7 +71,45 @@ class Halo:
 
 
 @dataclass(frozen=True)
-class Planes:
+class Window:
+    """A window that an operation moves over its input.
+
+    `infinite`: the padding must be -inf, not zero, unless the input is never negative (a maximum).
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int] = (1, 1)
+    infinite: bool = False
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Rows and columns from the first pixel of the window to the last."""
+        return (self.dilation[0] * (self.kernel[0] - 1), self.dilation[1] * (self.kernel[1] - 1))
+
+    @property
+    def halo(self) -> Halo:
+        """How far it reaches over the edges of the region that it starts in."""
+        after = [max(0, r - p - s + 1) for r, p, s in zip(self.reach, self.padding, self.stride, strict=True)]
+        return Halo(self.padding[0], after[0], self.padding[1], after[1])
+
+    @property
+    def single_pixel(self) -> bool:
+        """Whether it is 1 x 1 without padding."""
+        return self.kernel == (1, 1) and self.padding == (0, 0)
+
+    def padding_for(self, size: tuple[int, int], out: tuple[int, int]) -> tuple[int, int, int, int]:
+        """Padding for `F.pad` with which an image of `size` gives an output of `out` pixels."""
+        after = [
+            (o - 1) * s + r + 1 - n - p
+            for o, s, r, n, p in zip(out, self.stride, self.reach, size, self.padding, strict=True)
+        ]
+        return (self.padding[1], after[1], self.padding[0], after[0])
+
+
+@dataclass(frozen=True)
+class PlaneLayout:
     """The layout of an image of `height` x `width` pixels, for one channel."""
 
     height: int
@@ -93,7 +136,7 @@ class Planes:
     def pitch(self) -> int:
         """Vectors from one channel to the next: an odd number of cache lines.
 
-        With a power of two the same pixel of all channels would compete for the same few lines of the cache.
+        With a power of two, the same pixel of all channels would map to the same few cache sets.
         """
         per_line = max(1, 16 // self.lanes)
         lines = -(-self.rows * self.row_pitch // per_line)
@@ -101,17 +144,17 @@ class Planes:
 
     @property
     def first(self) -> int:
-        """The vector where the region starts, behind the halo."""
+        """Index of the first vector of the region, after the halo."""
         return self.halo.top * self.row_pitch + self.halo.left
 
     @property
     def ragged(self) -> bool:
-        """True if the regions together are larger than the image."""
+        """Whether the regions together are larger than the image, so that some lanes hold no pixels."""
         grid = self.grid
         return grid.down * grid.rows != self.height or grid.across * grid.cols != self.width
 
     def coordinates(self, *, halo: bool) -> tuple[IntArray, IntArray]:
-        """The image's row and column that each cell holds, as arrays `[rows, cols, lanes]`; may lie outside it."""
+        """Return the image row and column that each cell holds, as arrays `[rows, cols, lanes]`; may be outside it."""
         grid, around = self.grid, self.halo if halo else Halo()
         lane = np.arange(grid.lanes)
         rows = np.arange(-around.top, grid.rows + around.bottom)
@@ -122,11 +165,11 @@ class Planes:
         return np.broadcast_to(y[:, None], shape), np.broadcast_to(x[None], shape)
 
     def contains(self, y: IntArray, x: IntArray) -> NDArray[np.bool_]:
-        """Which of these pixels lie inside the image."""
+        """Return which pixels are inside the image."""
         return (y >= 0) & (y < self.height) & (x >= 0) & (x < self.width)
 
     def index(self, y: IntArray, x: IntArray) -> IntArray:
-        """Where pixels lie in a channel, counted in floats; -1 for those outside the image."""
+        """Return the position of pixels in a channel, in floats; -1 for pixels outside the image."""
         grid = self.grid
         inside = self.contains(y, x)
         y, x = np.where(inside, y, 0), np.where(inside, x, 0)
@@ -135,17 +178,17 @@ class Planes:
         return np.where(inside, vector * grid.lanes + lane, -1)
 
     def mask(self) -> NDArray[np.int32]:
-        """All ones where a region's cell is a pixel, zero where it is not."""
+        """Return all ones where a cell of the region is a pixel of the image, else zero."""
         return np.where(self.contains(*self.coordinates(halo=False)), np.int32(-1), np.int32(0))
 
 
 def choose_grid(
     height: int, width: int, lanes: int, *, before: Grid | None = None, most_down: int | None = None
 ) -> Grid:
-    """The cut that wastes the fewest pixels; at nearly equal waste the one that halves (or keeps) `before`.
+    """Choose the grid that wastes the fewest pixels; at nearly equal waste, one that keeps or halves `before`.
 
-    A layer of stride two needs no data to move between lanes if its regions are half as large as those before.
-    At most `most_down` regions lie below each other.
+    A layer with stride 2 moves no data between lanes if its regions are half as large as those of its input. At most
+    `most_down` regions are below each other.
     """
     best: tuple[float, int, Grid] | None = None
     down = 1
@@ -162,9 +205,9 @@ def choose_grid(
 
 
 def runs_of(table: IntArray, lanes: int) -> IntArray:
-    """Where, in a table of positions, `lanes` vectors start that read floats that follow each other, in every lane.
+    """Find runs in a table of positions: where `lanes` successive vectors read successive floats in every lane.
 
-    In a row-major image that is where a row of every region lies inside it.
+    In a row-major image, that is where a row of every region is inside the image. Runs are copied as transposed blocks.
     """
     vectors = table[: len(table) // lanes * lanes].reshape(-1, lanes)
     inside = np.all(vectors >= 0, axis=1)
@@ -177,12 +220,10 @@ def runs_of(table: IntArray, lanes: int) -> IntArray:
     return runs
 
 
-def halo_sides(planes: Planes) -> NDArray[np.int32]:
-    """How to fill the halo from the regions: `struct side` of kernels.c for each of its rows, then for its columns.
+def halo_sides(planes: PlaneLayout) -> NDArray[np.void]:
+    """Return `struct side` for each row of the halo, then for each of its columns.
 
-    Each has where its cells lie, where the neighbour's do (from the first pixel on), how far one is from the next (in
-    bytes), how many there are, the shift, then the lane that every lane is filled from, and a mask (zero outside the
-    image). A column has the height of the halo, too: in the corners it takes what is in the neighbour's halo, which is
+    A column is as high as the region and its halo: in the corners it copies cells of the neighbor's halo, which is
     filled by then.
     """
     grid, halo = planes.grid, planes.halo
@@ -194,22 +235,19 @@ def halo_sides(planes: Planes) -> NDArray[np.int32]:
         across, in_col = divmod(col, grid.cols)
         top = -halo.top
         sides.append(_side(planes, (0, across), (top, col), (top, in_col), planes.row_pitch, planes.rows))
-    return np.stack(sides)
+    return np.concatenate(sides)
 
 
-def side_bytes(lanes: int) -> int:
-    """The size of `struct side`."""
-    return 4 * (SIDE_NUMBERS + 2 * lanes)
-
-
-def _side(planes: Planes, neighbour: Cell, target: Cell, source: Cell, step: int, cells: int) -> NDArray[np.int32]:
-    """One row or column: the neighbour so many regions down and across, cells as row and column, steps in vectors."""
+def _side(planes: PlaneLayout, neighbor: Cell, target: Cell, source: Cell, step: int, cells: int) -> NDArray[np.void]:
+    """Return one row or column. `neighbor` is in regions, cells are (row, column), `step` is in vectors."""
     grid, lane = planes.grid, np.arange(planes.grid.lanes)
-    i, j = lane // grid.across + neighbour[0], lane % grid.across + neighbour[1]
+    i, j = lane // grid.across + neighbor[0], lane % grid.across + neighbor[1]
     inside = (i >= 0) & (i < grid.down) & (j >= 0) & (j < grid.across)
     to, start = (row * planes.row_pitch + col for row, col in (target, source))
-    numbers = np.zeros(SIDE_NUMBERS, np.int64)
-    numbers[:4] = [4 * grid.lanes * vectors for vectors in (to, start, step)] + [cells]
-    numbers[4] = _SHIFTS.get(neighbour, 0) if (grid.down, grid.across) == (2, 4) else 0
-    lanes = np.where(inside, i * grid.across + j, 0)
-    return np.concatenate([numbers, lanes, -inside.astype(np.int64)]).astype(np.int32)
+    side = np.zeros(1, np.dtype(side_struct(grid.lanes)))
+    side["to"], side["from"], side["step"] = (4 * grid.lanes * vectors for vectors in (to, start, step))
+    side["cells"] = cells
+    side["shift"] = _SHIFTS.get(neighbor, 0) if (grid.down, grid.across) == (2, 4) else 0
+    side["lanes"] = np.where(inside, i * grid.across + j, 0)
+    side["mask"] = -inside.astype(np.int64)
+    return side

@@ -1,66 +1,67 @@
-"""Measures which tile suits each convolution on this machine, once, and remembers it."""
+"""Measures which tile is fastest for each convolution on this machine, and caches the result."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
 
-from regrow.engine.codegen.build import Library
+from regrow.engine.codegen.build import KernelLibrary
 from regrow.engine.codegen.specialize import separate_halos
-from regrow.engine.plan.lower import write_plan
-from regrow.engine.plan.problems import conv_steps, problem_of
+from regrow.engine.ops.conv import conv_steps
+from regrow.engine.plan.lower import Memo, lower
 from regrow.engine.plan.steps import Schedule
-from regrow.engine.plan.tiles import Problem, Tile, candidates
-from regrow.engine.plan.writer import Once
+from regrow.engine.plan.tiles import Tile, TileProblem, candidates, problem_of
 from regrow.engine.runtime.model import noise
-from regrow.engine.runtime.runners import NativeRunner, usual_division
-from regrow.engine.runtime.session import Division
+from regrow.engine.runtime.session import NativeRunner, ThreadMode, default_mode
 from regrow.host.cache import cache_folder, digest, remember
 from regrow.host.cores import cores
 
 ROUNDS = 24
-"""Tiles tried for each convolution, the most promising first."""
+"""Tiles tried for each convolution, the cheapest by the cost rule first."""
 
 FINALISTS = 4
-"""Of these, how many are tried again and again: the first time may have been disturbed."""
+"""Number of the fastest tiles that are measured again: the first measurement may have been disturbed."""
 
 REMATCHES = 6
-"""How often."""
+"""How often they are measured again."""
 
 TURNS = 15
-"""How often it is measured at least whether threads should share an image."""
+"""Fewest rounds in which two ways to use threads are compared."""
 
-SHARING_SECONDS = 3.0
-"""How much longer at most, for all cores to be free at the same time."""
+EXTRA_SECONDS = 3.0
+"""Longest time for further rounds, until all cores are free at the same time."""
 
 SECONDS = 20.0
-"""When to stop trying, however many are left."""
+"""Processor time after which measuring stops."""
 
 FIRST_SECONDS = 12.0
-"""When to stop trying new ones."""
+"""Processor time after which no new tiles are tried."""
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
-"""Of the network's input and output."""
+"""Shapes of the network's input and output."""
+
+Timer = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was measured: the fastest tile for each convolution, and what threads should do with single images."""
+    """The result: the fastest tile for each convolution, and what threads do with single images."""
 
     tiles: tuple[Tile, ...]
-    divide: Division = Division.ALONE
+    mode: ThreadMode = ThreadMode.PER_IMAGE
 
 
-def tuned(schedule: Schedule, library: Library, shapes: Shapes, *, threads: int = 1) -> Tuning:
-    """The fastest way to run each layer: as measured earlier, or else measured now.
+def tuned(schedule: Schedule, library: KernelLibrary, shapes: Shapes, *, threads: int = 1) -> Tuning:
+    """Return the fastest way to run each layer, from the cache or measured now.
 
-    Several threads get the tiles that suit one: measured together, each waits for whoever is disturbed.
+    Several threads use the tiles that are fastest for one: measured together, each waits for the one that is disturbed.
     """
     problems = [problem_of(step, schedule.lanes, threads) for step in conv_steps(schedule)]
     path = cache_folder() / f"tiles-{_key(threads, library.key, problems)}.json"
@@ -71,39 +72,39 @@ def tuned(schedule: Schedule, library: Library, shapes: Shapes, *, threads: int 
         best = Tuning(_Tuner(schedule, library, shapes, problems).best())
     else:
         alone = tuned(schedule, library, shapes).tiles
-        best = Tuning(alone, _division(schedule, library, shapes, alone, threads))
-    kept = [[tile.together, tile.down, tile.across, tile.blocks] for tile in best.tiles]
-    remember(path, json.dumps({"tiles": kept, "divide": best.divide}).encode())
+        best = Tuning(alone, _mode(schedule, library, shapes, alone, threads))
+    kept = [[tile.channels, tile.rows, tile.cols, tile.blocks] for tile in best.tiles]
+    remember(path, json.dumps({"tiles": kept, "mode": best.mode}).encode())
     return best
 
 
 def _key(threads: int, *identity: object) -> str:
-    """What a measurement is known by; with other cores, threads together might be faster or slower."""
+    """Return the cache key of a measurement; several threads depend on the number of cores."""
     shared = (threads, cores()) if threads > 1 else ()
     return digest(repr((*identity, *shared)).encode())
 
 
-def _read(path: Path, problems: Sequence[Problem]) -> Tuning | None:
-    """What is in the cache; a file that makes no sense counts as missing."""
+def _read(path: Path, problems: Sequence[TileProblem]) -> Tuning | None:
+    """Read a result from the cache; None if the file is missing or invalid."""
     try:
         content = json.loads(path.read_text())
         tiles = tuple(Tile(*(int(number) for number in tile)) for tile in content["tiles"])
-        divide = Division(content["divide"])
+        mode = ThreadMode(content["mode"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
     fits = len(tiles) == len(problems) and all(tile in candidates(p) for tile, p in zip(tiles, problems, strict=True))
-    return Tuning(tiles, divide) if fits else None
+    return Tuning(tiles, mode) if fits else None
 
 
 def ranked(taken: Mapping[Tile, Sequence[float]]) -> list[Tile]:
-    """The tiles, the fastest first. The median counts: of ratios the least may be a disturbance of the other part."""
+    """Return the tiles, fastest first, by the median: the minimum of ratios may come from a disturbed denominator."""
     return sorted(taken, key=lambda tile: median(taken[tile]))
 
 
-def dealt(
+def assign(
     offers: Sequence[Sequence[Tile]], families: Sequence[Sequence[int]], turn: int = 0, match: int = 0
 ) -> tuple[Tile, ...]:
-    """A tile for every convolution, the next ones of its family's offers; in another match, for another member."""
+    """Return one tile per convolution, from the offers of its family; another `match` gives them to other members."""
     tiles = {
         number: offer[(turn * len(members) + place + match) % len(offer)]
         for members, offer in zip(families, offers, strict=True)
@@ -113,45 +114,47 @@ def dealt(
 
 
 class _Tuner:
-    """Tries one tile for every convolution at a time, in the running network: there the caches are as they will be.
+    """Measures one tile per convolution at a time in the whole network, with realistic caches.
 
-    Layers that are alike share what they learn: each tries another tile, and what these have `taken` (for each weight,
-    with the halos that are left to fill, in units of the time of all that is no convolution) is theirs together.
+    Similar layers form a family: each member tries another tile, and all use the results. Times in `taken` are per
+    weight, include the halos that remain to be filled, and are relative to the time of all other operations.
     """
 
-    def __init__(self, schedule: Schedule, library: Library, shapes: Shapes, problems: Sequence[Problem]) -> None:
+    def __init__(
+        self, schedule: Schedule, library: KernelLibrary, shapes: Shapes, problems: Sequence[TileProblem]
+    ) -> None:
         self.schedule, self.library = schedule, library
-        families: dict[Problem, list[int]] = {}
+        families: dict[TileProblem, list[int]] = {}
         for number, problem in enumerate(problems):
             families.setdefault(problem.family, []).append(number)
         self.families = list(families.values())
         self.nonzeros = [max(1.0, problem.nonzeros_per_output) for problem in problems]
         self.offers = [candidates(family)[: ROUNDS * len(members)] for family, members in families.items()]
         self.taken: list[dict[Tile, list[float]]] = [{} for _ in self.families]
-        self.once = Once()
+        self.memo = Memo()
         self.x, self.y = noise(*shapes)
         self.start = time.thread_time()
 
     def best(self) -> tuple[Tile, ...]:
-        """As much as there is time for once, then the finalists again and again."""
+        """Measure all tiles once as time permits, then the finalists several times."""
         self.measure(self.offers, FIRST_SECONDS)
         finalists = [ranked(taken)[:FINALISTS] for taken in self.taken]
         for match in range(REMATCHES):
             self.measure(finalists, SECONDS, match)
-        # Whoever was measured once only may have been lucky.
+        # A tile that was measured only once may have been lucky.
         known = [{tile: taken[tile] for tile in own} for own, taken in zip(finalists, self.taken, strict=True)]
-        return dealt([ranked(taken)[:1] for taken in known], self.families)
+        return assign([ranked(taken)[:1] for taken in known], self.families)
 
     def runner(self, tiles: Sequence[Tile]) -> NativeRunner:
-        # Measured by the processor time that it gets: a busy machine then misleads nobody.
-        plan = write_plan(self.schedule, tiles, once=self.once)
+        # Processor time is not affected by other processes.
+        plan = lower(self.schedule, tiles, memo=self.memo)
         return NativeRunner(self.library, plan, clock=time.CLOCK_THREAD_CPUTIME_ID)
 
     def taken_with(self, tiles: Sequence[Tile]) -> list[float]:
-        """What each convolution takes; two runners at the same time would take as much memory again."""
+        """Return the time of each convolution. There is one runner at a time, to save memory."""
         runner = self.runner(tiles)
         layers = runner.profile(self.x, self.y, _repeats(runner, self.x, self.y)).layers
-        # What no tile changes tells how fast the processor is just now: on a shared machine that comes and goes.
+        # The time of the other operations tells how fast the CPU is at the moment, which varies on a shared machine.
         pace = sum(layer.seconds for layer in layers if layer.kind != "conv") or 1.0
         return [
             (layer.seconds + sum(layers[halo].seconds for halo in separate_halos(runner.plan, number))) / pace
@@ -163,55 +166,61 @@ class _Tuner:
         for turn in range(min(ROUNDS, max((len(offer) for offer in offers), default=0))):
             if time.thread_time() > self.start + seconds and all(self.taken):
                 return
-            tried = dealt(offers, self.families, turn, match)
+            tried = assign(offers, self.families, turn, match)
             convolutions = self.taken_with(tried)
             for members, taken in zip(self.families, self.taken, strict=True):
                 for number in members:
                     taken.setdefault(tried[number], []).append(convolutions[number] / self.nonzeros[number])
 
 
-def _division(schedule: Schedule, library: Library, shapes: Shapes, tiles: Sequence[Tile], threads: int) -> Division:
-    """Whether an image is done sooner by all threads than by one; measured, unless it is large enough anyway."""
-    plan = write_plan(schedule, tiles, threads=threads)
-    if usual_division(plan, threads) is Division.TOGETHER:
-        return Division.TOGETHER
-    together, alone = (
-        NativeRunner(library, plan, threads=threads, divide=divide) for divide in (Division.TOGETHER, Division.ALONE)
-    )
-    return Division.TOGETHER if sooner(together, alone, *noise(*shapes)) else Division.ALONE
+def _mode(
+    schedule: Schedule, library: KernelLibrary, shapes: Shapes, tiles: Sequence[Tile], threads: int
+) -> ThreadMode:
+    """Measure whether all threads compute an image faster than one, unless the network is clearly large enough."""
+    plan = lower(schedule, tiles, threads=threads)
+    if default_mode(plan, threads) is ThreadMode.PER_LAYER:
+        return ThreadMode.PER_LAYER
+    modes = (ThreadMode.PER_LAYER, ThreadMode.PER_IMAGE)
+    layer, image = (NativeRunner(library, plan, threads=threads, mode=mode) for mode in modes)
+    return modes[0] if faster(*_timers(layer, image, shapes)) else modes[1]
 
 
 def rows_pay(rows: NativeRunner, whole: NativeRunner, shapes: Shapes) -> bool:
-    """Whether an image is done sooner if threads have shares of its rows: as measured earlier, or else now."""
-    key = _key(rows.threads, rows.library.key, whole.library.key, rows.plan.macs, whole.divide)
+    """Whether slices of rows are faster, from the cache or measured now."""
+    key = _key(rows.threads, rows.library.key, whole.library.key, rows.plan.macs, whole.mode)
     path = cache_folder() / f"rows-{key}.json"
     try:
         return bool(json.loads(path.read_text())["pays"])
     except (OSError, ValueError, TypeError, KeyError):
-        pays = sooner(rows, whole, *noise(*shapes))
+        pays = faster(*_timers(rows, whole, shapes))
     remember(path, json.dumps({"pays": pays}).encode())
     return pays
 
 
-def sooner(one: NativeRunner, other: NativeRunner, x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether `one`, which needs all cores at the same time, is faster; measured in turns until it is, or long enough.
+def _timers(one: NativeRunner, other: NativeRunner, shapes: Shapes) -> tuple[Timer, Timer]:
+    x, y = noise(*shapes)
+    return partial(_minimum, one, x, y), partial(_minimum, other, x, y)
 
-    On a busy machine a core is missing now and then, which makes `one` slower than it is, and is waited for.
+
+def faster(one: Timer, other: Timer) -> bool:
+    """Whether `one`, which needs all cores at the same time, is faster; measured in turns.
+
+    On a busy machine a core is sometimes missing, which makes `one` look slow: there are further rounds for a while.
     """
-    turns = [(_least(one, x, y), _least(other, x, y)) for _ in range(TURNS)]
-    end = time.perf_counter() + SHARING_SECONDS
+    turns = [(one(), other()) for _ in range(TURNS)]
+    end = time.perf_counter() + EXTRA_SECONDS
     while not _ahead(turns) and time.perf_counter() < end:
-        turns.append((_least(one, x, y), _least(other, x, y)))
+        turns.append((one(), other()))
     return _ahead(turns)
 
 
 def _ahead(turns: Sequence[tuple[float, float]]) -> bool:
-    """By the least times, which a lucky moment may mislead, or in most turns, which a busy core may."""
+    """Compare the minimum times, or the rounds won: an outlier distorts the first, a busy core the second."""
     least = min(mine for mine, _ in turns) < min(theirs for _, theirs in turns)
     return least or 2 * sum(mine < theirs for mine, theirs in turns) > len(turns)
 
 
-def _least(runner: NativeRunner, x: torch.Tensor, y: torch.Tensor) -> float:
+def _minimum(runner: NativeRunner, x: torch.Tensor, y: torch.Tensor) -> float:
     best = float("inf")
     for _ in range(_repeats(runner, x, y)):
         start = time.perf_counter()
@@ -221,7 +230,7 @@ def _least(runner: NativeRunner, x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def _repeats(runner: NativeRunner, x: torch.Tensor, y: torch.Tensor) -> int:
-    """As many runs as fit into a fifth of a second, within reason."""
+    """Return how many runs fit into 0.2 seconds, between 5 and 100."""
     runner.run(x, y)
     start = time.perf_counter()
     runner.run(x, y)

@@ -1,4 +1,4 @@
-"""Orders a layer's non-zero weights the way the kernels walk them."""
+"""The non-zero weights of a layer in the order in which the kernels read them, as fp32, fp16 or int8."""
 
 from __future__ import annotations
 
@@ -9,40 +9,36 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regrow.engine.frontend.graph import Conv, Linear
-from regrow.engine.plan.layout import Planes
+from regrow.engine.codegen.structs import ENTRIES
+from regrow.engine.plan.layout import PlaneLayout
 
 Format = Literal["fp32", "fp16", "int8"]
-"""How weights are stored: as they are, in half precision, or as multiples of a channel's largest / 127 in one byte."""
+"""How weights are stored: as float32, as float16, or as int8 with one scale per output channel (its largest / 127)."""
 
-ENTRIES: dict[Format, np.dtype[np.void]] = {
-    "fp32": np.dtype([("offset", "<u4"), ("value", "<f4")]),
-    "fp16": np.dtype([("offset", "<u2"), ("value", "<f2")]),
-    "int8": np.dtype([("offset", "<u2"), ("value", "i1")]),
-}
-"""`struct entry` of kernels.c: the offset in bytes for fp32, in vectors (or features) for the small formats."""
+BITS: dict[Format, int] = {"fp32": 32, "fp16": 16, "int8": 8}
+"""WEIGHT_BITS of the kernels."""
 
 AT_ONCE = 4
-"""How many weights in fp32 the kernels read together: `struct four`."""
+"""Number of fp32 weights that the kernels read together: `struct four` of conv.c."""
 
-AROUND = 4
-"""What it takes to start and finish an output channel, in weights."""
+CHANNEL_COST = 4
+"""Fixed cost of an output channel, counted in weights; used to balance threads."""
 
 FARTHEST = {"fp32": 2**32 - 1, "fp16": 2**16 - 1, "int8": 2**16 - 1}
-"""The largest offset."""
+"""Largest offset that each format can express."""
 
 DENSE_FROM = 0.3
-"""The density from which a linear layer is stored with its zeros: half the bytes, and no gathering."""
+"""Density from which a linear layer is stored with its zeros: half the bytes, and no gather."""
 
 
 def channel_scales(weight: torch.Tensor) -> torch.Tensor:
-    """What one step of an int8 weight is worth, for each output channel."""
+    """Return the value of one int8 step for each output channel."""
     largest = weight.abs().flatten(1).amax(1)
     return torch.where(largest > 0, largest / 127, torch.ones_like(largest))
 
 
 def rounded(weight: torch.Tensor, kind: Format) -> torch.Tensor:
-    """The weights that a format can express."""
+    """Round weights to the values that a format can express."""
     if kind == "fp32":
         return weight
     if kind == "fp16":
@@ -52,16 +48,29 @@ def rounded(weight: torch.Tensor, kind: Format) -> torch.Tensor:
 
 
 def stored_values(weight: torch.Tensor, kind: Format) -> NDArray[Any]:
-    """The numbers that are written for the weights."""
+    """Return the numbers that are stored for the weights."""
     if kind == "int8":
         scales = channel_scales(weight).reshape(-1, *(1 for _ in weight.shape[1:]))
         return torch.round(weight / scales).to(torch.int8).numpy()
     return weight.detach().numpy().astype(np.float32 if kind == "fp32" else np.float16)
 
 
+def _entries(count: int, kind: Format) -> NDArray[np.void]:
+    """Return an array of `struct entry`."""
+    return np.zeros(count, np.dtype(ENTRIES[BITS[kind]]))
+
+
+def _bits(values: NDArray[Any]) -> NDArray[Any]:
+    """Return half-precision values as the integers that `struct entry` holds."""
+    return values.view(np.uint16) if values.dtype == np.float16 else values
+
+
 @dataclass(frozen=True)
-class NonZeros:
-    """A weight's non-zeros by output channel: from which input channel each reads, where in it, and its value."""
+class ConvNonZeros:
+    """Non-zero weights by output channel: the input channel that each reads, the position in it, and the value.
+
+    Positions are in vectors from the corner of the window; `pitch` is the distance between input channels.
+    """
 
     channel: NDArray[np.int64]
     source: NDArray[np.int64]
@@ -72,20 +81,22 @@ class NonZeros:
     pitch: int
 
 
-def non_zeros(node: Conv, x: Planes, kind: Format = "fp32") -> NonZeros:
-    """A convolution's weights as the kernels see them: vectors from the corner of the window."""
-    weight = stored_values(node.weight, kind)
+def non_zeros(
+    given: torch.Tensor, groups: int, dilation: tuple[int, int], x: PlaneLayout, kind: Format = "fp32"
+) -> ConvNonZeros:
+    """Return the non-zero weights of a convolution whose input has layout `x`."""
+    weight = stored_values(given, kind)
     channel, source, row, col = np.nonzero(weight)
     value = weight[channel, source, row, col]
-    group = channel // (weight.shape[0] // node.groups)
+    group = channel // (weight.shape[0] // groups)
     source = group * weight.shape[1] + source
-    within = row * node.dilation[0] * x.row_pitch + col * node.dilation[1]
-    return NonZeros(channel, source, within, value, weight.shape[0], node.x.channels, x.pitch)
+    within = row * dilation[0] * x.row_pitch + col * dilation[1]
+    return ConvNonZeros(channel, source, within, value, weight.shape[0], groups * weight.shape[1], x.pitch)
 
 
 @dataclass(frozen=True)
-class Walk:
-    """The arrays of `struct conv` that say what is multiplied in which order."""
+class SparseWeights:
+    """The arrays of `struct conv` with its weights, in the order in which the kernel reads them."""
 
     entries: NDArray[np.void]
     starts: NDArray[np.int32]
@@ -95,13 +106,19 @@ class Walk:
     groups: int
 
 
-def walk(weights: NonZeros, kind: Format, unit: int, *, together: int, blocks: int, parts: int = 1) -> Walk:
-    """Arrange weights for `together` output channels at a time and `blocks` blocks of input channels.
+def sparse_weights(
+    weights: ConvNonZeros, kind: Format, unit: int, *, together: int, blocks: int, parts: int = 1
+) -> SparseWeights:
+    """Order weights for groups of `together` output channels and `blocks` blocks of input channels.
 
-    Single channels keep their order. Of several, in every block those with about the same number of weights come
-    together: they then end at about the same time (the shorter ones are filled up with zeros). Every second group is
-    walked backwards, because the pixels that the one before it read last are still close. Offsets are counted in
-    `unit`s of a vector from where the block starts. In fp32 as many of a group's weights as possible are put in fours.
+    Groups of one keep the order of the channels. In larger groups, each block puts channels with similar numbers of
+    weights together; shorter ones are padded with zeros. Every second group is stored backwards, because the pixels
+    that the group before it read last are still in the cache. Offsets are in vectors from the start of the block,
+    times `unit`. In fp32, the weights of a group are stored in fours as far as possible.
+
+    Example: three channels with 1, 3 and 2 weights, `together=2`, one block. Sorted by length the order is 1, 2, 0;
+    the last group is padded with its last channel. Group 0 takes channels 1 and 2, three steps of two weights (one of
+    them a zero); group 1 takes channel 0 twice, one step. So `order` is [1, 2, 0, 0] and `starts` [0, 3, 4].
     """
     block_of = weights.source * blocks // max(1, weights.inputs)
     bases = -(-np.arange(blocks) * weights.inputs // blocks) * weights.pitch
@@ -115,55 +132,58 @@ def walk(weights: NonZeros, kind: Format, unit: int, *, together: int, blocks: i
     lengths = sizes.reshape(blocks, groups, together).max(2)
     starts = np.concatenate([[0], np.cumsum(lengths)])
 
-    # A weight's place: its run's slot (group and member), and its rank in the run.
+    # The weights of a channel in a block are a run. A weight's position follows from the slot of its run (group and
+    # member), and from its rank in the run.
     first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts.T.reshape(-1))])
     block, slot = np.divmod(np.arange(order.size), groups * together)
     size = sizes.reshape(-1)
     rank = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
-    # Weights are sorted by channel and input channel: a run lies where those before it end.
+    # Weights are sorted by channel and input channel, so runs follow each other.
     start = first[order.reshape(-1) * blocks + block]
     group = slot // together
     source = np.repeat(start, size) + np.where(np.repeat(group % 2 == 1, size), np.repeat(size, size) - 1 - rank, rank)
     position = (np.repeat(starts[block * groups + group], size) + rank) * together + np.repeat(slot % together, size)
-    entries = np.zeros(int(starts[-1]) * together, ENTRIES[kind])
+    entries = _entries(int(starts[-1]) * together, kind)
     offset = weights.source * weights.pitch + weights.within - bases[block_of]
     entries["offset"][position] = offset[source] * unit
-    entries["value"][position] = weights.value[source]
+    entries["value"][position] = _bits(weights.value[source])
 
     if kind == "fp32":
         _put_in_fours(entries, starts[:-1], lengths.reshape(-1) // AT_ONCE, together)
-    return Walk(entries, starts.astype(np.int32), bases.astype(np.int32), order.astype(np.int32), first_groups, groups)
+    return SparseWeights(
+        entries, starts.astype(np.int32), bases.astype(np.int32), order.astype(np.int32), first_groups, groups
+    )
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """The weights of `struct linear`: output by output, without zeros, or all of them for a vector of outputs each."""
+class LinearWeights:
+    """The weights of `struct linear`: non-zeros output by output, or all of them for vectors of outputs."""
 
     weights: NDArray[Any]
     starts: NDArray[np.int32] | None
 
 
-def matrix(node: Linear, kind: Format, lanes: int) -> Matrix:
-    """A linear layer's weights, with their zeros if these are few."""
-    weight = stored_values(node.weight, kind)
+def linear_weights(name: str, given: torch.Tensor, kind: Format, lanes: int) -> LinearWeights:
+    """Return the weights of a linear layer, with the zeros if they are few."""
+    weight = stored_values(given, kind)
     outputs, inputs = weight.shape
     if np.count_nonzero(weight) >= DENSE_FROM * weight.size:
         vectors = np.zeros((-(-outputs // lanes), inputs, lanes), weight.dtype)
         vectors.transpose(0, 2, 1)[np.divmod(np.arange(outputs), lanes)] = weight
-        return Matrix(vectors, None)
+        return LinearWeights(vectors, None)
     if inputs > FARTHEST[kind]:
-        raise ValueError(f"{node.name}: {inputs} inputs are too many for 16-bit offsets")
+        raise ValueError(f"{name}: {inputs} inputs are too many for 16-bit offsets")
     row, column = np.nonzero(weight)
-    entries = np.zeros(len(row), ENTRIES[kind])
+    entries = _entries(len(row), kind)
     entries["offset"] = column * (4 if kind == "fp32" else 1)
-    entries["value"] = weight[row, column]
-    return Matrix(entries, np.searchsorted(row, np.arange(outputs + 1)).astype(np.int32))
+    entries["value"] = _bits(weight[row, column])
+    return LinearWeights(entries, np.searchsorted(row, np.arange(outputs + 1)).astype(np.int32))
 
 
 def _put_in_fours(
     entries: NDArray[np.void], starts: NDArray[np.int64], fours: NDArray[np.int64], together: int
 ) -> None:
-    """From the start of each group on, write so many times four weights of every member offsets first, then values."""
+    """Store `fours[g]` times four weights of every member of group g as four offsets, then four values."""
     number = np.arange(int(fours.sum())) - np.repeat(np.cumsum(fours) - fours, fours)
     first = (np.repeat(starts, fours) + AT_ONCE * number) * together
     place = first[:, None] + np.arange(AT_ONCE * together)
@@ -172,8 +192,8 @@ def _put_in_fours(
 
 
 def _divide(counts: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
-    """Divide the channels among threads, in their order, so that all get about the same work."""
-    work = counts + AROUND
+    """Assign channels to threads, in their order, so that all have about the same work."""
+    work = counts + CHANNEL_COST
     middle = np.cumsum(work) - work / 2
     part_of: NDArray[np.int64] = np.floor(middle * parts / work.sum()).astype(np.int64)
     return part_of
@@ -182,9 +202,9 @@ def _divide(counts: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
 def _orders(
     counts: NDArray[np.int64], part_of: NDArray[np.int64], together: int, parts: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """For each block the channels in walking order, part after part.
+    """Return, for each block, the channels in kernel order, thread by thread.
 
-    A part's last group is filled up with its last channel: computed twice, it is written twice.
+    The last group of a thread is padded with its last channel, which is then computed and written twice.
     """
     sizes = np.bincount(part_of, minlength=parts)
     first_groups = np.concatenate([[0], np.cumsum(-(-sizes // together))])

@@ -1,30 +1,16 @@
-"""Runs a graph with torch: what the engine does where there is no compiler, and what its results are compared with."""
+"""Runs a graph with torch, node by node: the engine without a C compiler, and the reference of its tests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from math import prod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from regrow.engine.frontend.graph import (
-    Act,
-    Activation,
-    Affine,
-    Binary,
-    Concat,
-    Conv,
-    Graph,
-    Input,
-    Linear,
-    Mean,
-    Node,
-    Pool,
-    Reshape,
-    Value,
-    pool_weights,
-)
+from regrow.engine.frontend.graph import Graph, Node, Value
+from regrow.engine.ops.reshape import Input
+from regrow.engine.runtime.model import LayerTime, ModelBytes, Profile
 
 Values = dict[Value, Tensor]
 
@@ -32,102 +18,46 @@ Values = dict[Value, Tensor]
 class TorchRunner:
     """A graph as a function of a batch, in float32."""
 
+    native = False
+
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.weights = {
-            node: (node.weight.float().contiguous(), node.bias.float().contiguous()) for node in graph.weighted()
-        }
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The output for the batch `x`."""
-        values: Values = {}
-        with torch.no_grad():
-            for node in self.graph.nodes:
-                self.step(node, values, x)
+        """Compute the output for the batch `x`."""
+        values: Values = {self.graph.input: x}
+        for node in self.graph.nodes:
+            self.step(node, values)
         return values[self.graph.output]
 
-    def step(self, node: Node, values: Values, x: Tensor) -> None:
-        """Compute what one node makes."""
+    def step(self, node: Node, values: Values) -> None:
+        """Compute the outputs of one node."""
         if isinstance(node, Input):
-            values[node.out] = x
-        elif isinstance(node, Conv):
-            self.conv(node, values)
-        elif isinstance(node, Linear):
-            values[node.out] = self.linear(node, values)
-        elif isinstance(node, Affine):
-            values[node.out] = affine(node, values[node.x])
-        elif isinstance(node, Binary):
-            combine = torch.add if node.op == "add" else torch.mul
-            values[node.out] = activate(combine(values[node.a], values[node.b]), node.activation)
-        elif isinstance(node, Pool):
-            values[node.out] = pool(node, values[node.x])
-        elif isinstance(node, Mean):
-            values[node.out] = values[node.x].mean((2, 3)).reshape(-1, *node.out.shape)
-        elif isinstance(node, Reshape):
-            values[node.out] = values[node.x].reshape(-1, *node.out.shape)
-        elif isinstance(node, Concat):
-            values[node.out] = torch.cat([values[part] for part in node.parts], 1)
-        else:
-            raise TypeError(f"torch is not told how to run {type(node).__name__}")
+            return
+        with torch.no_grad():
+            results = node.reference(*(values[value] for value in node.inputs))
+        results = results if isinstance(results, tuple) else (results,)
+        values.update(zip(node.outputs, results, strict=True))
 
-    def conv(self, node: Conv, values: Values) -> None:
-        """Convolution, residual, activation and tail."""
-        weight, bias = self.weights[node]
-        reach = [d * (k - 1) + 1 for d, k in zip(node.dilation, node.kernel, strict=True)]
-        x = F.pad(values[node.x], far_padding(node, reach))
-        y = F.conv2d(x, weight, bias, node.stride, 0, node.dilation, node.groups)
-        if node.residual is not None:
-            y = y + values[node.residual]
-        y = values[node.out] = activate(y, node.activation)
-        if node.tail is not None:
-            values[node.tail.out] = affine(node.tail, y)
+    @property
+    def sizes(self) -> ModelBytes:
+        """The memory it holds."""
+        weights = sum(node.weight.numel() + node.bias.numel() for node in self.graph.weighted())
+        largest = max(prod(value.shape) for node in self.graph.nodes for value in node.outputs)
+        return ModelBytes(4 * weights, 4 * largest)
 
-    def linear(self, node: Linear, values: Values) -> Tensor:
-        """Matrix product and activation."""
-        weight, bias = self.weights[node]
-        y = F.linear(values[node.x].flatten(1), weight, bias)
-        return activate(y, node.activation).reshape(-1, *node.out.shape)
+    def run(self, x: Tensor, y: Tensor) -> None:
+        """Write the output for `x` to `y`."""
+        y.copy_(self(x))
 
-
-def far_padding(node: Conv | Pool, reach: list[int]) -> tuple[int, int, int, int]:
-    """Padding for `F.pad`: what is given before the image, and after it as much as the output's size asks for."""
-    after = [
-        (out - 1) * s + r - size - p
-        for out, s, r, size, p in zip(node.out.size, node.stride, reach, node.x.size, node.padding, strict=True)
-    ]
-    return (node.padding[1], after[1], node.padding[0], after[0])
-
-
-def pool(node: Pool, x: Tensor) -> Tensor:
-    """Windows of the exact number that the output has."""
-    padding = far_padding(node, list(node.kernel))
-    if node.op == "max":
-        return F.max_pool2d(F.pad(x, padding, value=-torch.inf), node.kernel, node.stride)
-    sums = F.avg_pool2d(F.pad(x, padding), node.kernel, node.stride, divisor_override=1)
-    return sums * torch.from_numpy(pool_weights(node)).float()
-
-
-def affine(node: Affine, x: Tensor) -> Tensor:
-    """Scale, shift and activate."""
-    shape = (-1, *(1 for _ in node.x.shape[1:]))
-    if node.scale is not None:
-        x = x * node.scale.float().reshape(shape)
-    if node.shift is not None:
-        x = x + node.shift.float().reshape(shape)
-    return activate(x, node.activation)
-
-
-FUNCTIONS: dict[Act, Callable[[Tensor], Tensor]] = {
-    Act.RELU: F.relu,
-    Act.SIGMOID: torch.sigmoid,
-    Act.SILU: F.silu,
-    Act.HARDSIGMOID: F.hardsigmoid,
-    Act.HARDSWISH: F.hardswish,
-}
-
-
-def activate(x: Tensor, activation: Activation) -> Tensor:
-    """The element-wise function."""
-    if activation.kind is Act.CLAMP:
-        return x.clamp(activation.low, activation.high)
-    return FUNCTIONS[activation.kind](x) if activation else x
+    def profile(self, x: Tensor, y: Tensor, repeat: int) -> Profile:
+        """Return the minimum time of each node."""
+        seconds = dict.fromkeys(self.graph.nodes, float("inf"))
+        for _ in range(repeat):
+            values: Values = {self.graph.input: x}
+            for node in self.graph.nodes:
+                start = time.perf_counter()
+                self.step(node, values)
+                seconds[node] = min(seconds[node], time.perf_counter() - start)
+        kinds = ((node, type(node).__name__.lower()) for node in self.graph.nodes)
+        return Profile(tuple(LayerTime(node.name, kind, seconds[node], node.macs) for node, kind in kinds))

@@ -1,4 +1,4 @@
-"""The compiled model that users call, what it tells about itself, and what it asks of a runner."""
+"""The compiled model that users call, and its profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def noise(input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """An image to measure with and room for its result, whatever torch's defaults are."""
+    """Return a random image to measure with and an empty result, independent of torch's defaults."""
     generator = torch.Generator(CPU).manual_seed(0)
     image = torch.randn(1, *input_shape, generator=generator, dtype=torch.float32, device=CPU)
     return image, torch.empty(1, *output_shape, dtype=torch.float32, device=CPU)
@@ -21,7 +21,7 @@ def noise(input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> tuple[
 
 @dataclass(frozen=True)
 class LayerTime:
-    """How long one operation took."""
+    """The time of one operation."""
 
     name: str
     kind: str
@@ -54,7 +54,7 @@ class Profile:
         return self.table()
 
     def table(self, peak: float | None = None) -> str:
-        """Layer by layer as text; with `peak`, multiply-accumulates per second, also in per cent of that."""
+        """Return a table of all layers; with `peak` (multiply-accumulates per second), also in per cent of it."""
         width = max([len("all"), *(len(layer.name) for layer in self.layers)])
         total = LayerTime("all", "", self.seconds, self.macs)
         rows = [f"{'layer':{width}}  {'':9}  {'µs':>9}  {'k MACs':>10}  {'GMAC/s':>6}{'  % of peak' if peak else ''}"]
@@ -68,57 +68,57 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Bytes that a compiled model holds: its constants once, an arena for every call under way and thread."""
+class ModelBytes:
+    """Memory of a compiled model in bytes: constants once, an arena for every concurrent call and thread."""
 
     constants: int
     arena: int
 
 
 class Runner(Protocol):
-    """What computes the batch behind a `CompiledModel`; `native` if that is the engine and not torch."""
+    """Computes the batches of a `CompiledModel`; `native` if it uses the kernels and not torch."""
 
     native: bool
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> ModelBytes:
         """The memory it holds."""
 
     def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Write the output for the contiguous float32 batch `x` to `y`."""
 
     def profile(self, x: torch.Tensor, y: torch.Tensor, repeat: int) -> Profile:
-        """The least time of each operation."""
+        """Return the minimum time of each operation."""
 
 
 class CompiledModel:
-    """A network for inference on this machine's processor: call it with a batch, get the batch's results.
+    """A network compiled for inference on this machine's CPU; call it with a batch.
 
-    Takes torch tensors or numpy arrays of float32, without copying them if they are contiguous, and returns the same
-    kind. Any batch size; calls may come from several threads at once. `native` is False where there is no C compiler
-    and torch does the work.
+    It takes torch tensors or numpy arrays and returns the same kind. Contiguous float32 data is not copied. The batch
+    may have any size, and several threads may call it at once. `native` is False if there is no C compiler and torch
+    runs the model.
     """
 
     def __init__(self, runner: Runner, *, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> None:
         self.input_shape, self.output_shape = input_shape, output_shape
         self.native = runner.native
         self._runner = runner
-        self._last = self._accepted(torch.Size((1, *input_shape)))  # most batches have the shape of the one before
+        self._last = self._accepted(torch.Size((1, *input_shape)))  # most batches have the same shape as the last one
 
     @overload
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
     @overload
     def __call__(self, x: NDArray[Any]) -> NDArray[np.float32]: ...
     def __call__(self, x: torch.Tensor | NDArray[Any]) -> torch.Tensor | NDArray[np.float32]:
-        """The model's output for the batch `x`."""
+        """Compute the output for the batch `x`."""
         if isinstance(x, np.ndarray):
             array = np.ascontiguousarray(x, np.float32)
-            own = array if array.flags.writeable else array.copy()  # torch does not take what must not be written
+            own = array if array.flags.writeable else array.copy()  # torch does not wrap read-only arrays
             result: NDArray[np.float32] = self(torch.from_numpy(own)).numpy()
             return result
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"expected a torch tensor or a numpy array, got {type(x).__name__}")
-        # A small network takes no longer than a dozen calls into torch: there are as few of them as possible.
+        # A small network takes as long as a dozen calls into torch, so there are as few as possible.
         shape, like = self._last
         if x.shape != shape:
             shape, like = self._last = self._accepted(x.shape)
@@ -129,7 +129,7 @@ class CompiledModel:
         return y
 
     def _accepted(self, shape: torch.Size) -> tuple[torch.Size, torch.Tensor]:
-        """A batch's shape, and a tensor like its result, whatever torch's defaults are."""
+        """Check the shape of a batch; return it, and a tensor like the result, independent of torch's defaults."""
         if shape[1:] != self.input_shape:
             raise ValueError(f"expected a batch of {self.input_shape}, got an array of shape {tuple(shape)}")
         return shape, torch.empty((shape[0], *self.output_shape), dtype=torch.float32, device=CPU)
@@ -140,14 +140,14 @@ class CompiledModel:
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
-            "a compiled model belongs to its process: compile it in the other one, which the cache makes quick"
+            "a compiled model cannot be pickled; call regrow.compile in the new process (kernels are cached)"
         )
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> ModelBytes:
         """The memory it holds, in bytes."""
         return self._runner.sizes
 
     def profile(self, *, repeat: int = 20) -> Profile:
-        """The least time of each operation in `repeat` runs on one image of noise."""
+        """Return the minimum time of each operation over `repeat` runs on one random image."""
         return self._runner.profile(*noise(self.input_shape, self.output_shape), repeat)

@@ -11,7 +11,7 @@ import torch
 
 import regrow
 from regrow.engine.plan.memory import allocate
-from regrow.engine.runtime.session import Pool
+from regrow.engine.runtime.session import SessionCache
 from regrow.host.cores import cores
 
 FORK = """
@@ -62,7 +62,7 @@ def tasks() -> int:
 
 
 def test_no_more_sessions_are_kept_than_can_work_at_the_same_time() -> None:
-    pool = Pool[int]()
+    pool = SessionCache[int]()
     for session in range(cores() + 5):
         pool.give(session)
     kept = list(iter(pool.take, None))
@@ -80,7 +80,7 @@ def test_a_profile_is_made_by_the_threads_that_are_there() -> None:
 
 
 def test_what_is_given_back_is_taken_again() -> None:
-    pool = Pool[object]()
+    pool = SessionCache[object]()
     assert pool.take() is None
     kept = object()
     pool.give(kept)

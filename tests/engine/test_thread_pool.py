@@ -1,4 +1,4 @@
-"""Teams of threads under the sanitizers for races and for memory: the engine's own code, driven from C."""
+"""The thread pool under sanitizers for races and memory: the engine's own C code, called from C."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from regrow.engine.codegen.build import load_library
-from regrow.engine.codegen.specialize import fitted
+from regrow.engine.codegen.specialize import specialize
 from regrow.engine.frontend.fuse import fuse
 from regrow.engine.frontend.graph import Graph
 from regrow.engine.frontend.torch_export import capture
-from regrow.engine.plan.lower import Plan, write_plan
+from regrow.engine.plan.lower import Plan, lower
 from regrow.engine.plan.schedule import schedule
-from regrow.engine.plan.shares import share_schedule
-from regrow.engine.runtime.session import Division
+from regrow.engine.plan.split import slice_schedule
+from regrow.engine.runtime.session import ThreadMode
 from regrow.models import build
 from tests.engine.networks import sparsify
 
@@ -28,6 +28,7 @@ IMAGES, RUNS = 5, 20
 needs_tools = pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("setarch")), reason="needs gcc and setarch")
 
 MAIN = """
+#include <math.h>
 #include <stdio.h>
 
 static void *read_file(const char *path, size_t size)
@@ -41,40 +42,41 @@ static void *read_file(const char *path, size_t size)
 
 int main(void)
 {
-    struct team *team = regrow_team_new(THREADS, 2);
-    struct job job = {.team = team, .count = OPS, .divide = DIVIDE, .arena_bytes = ARENA, .x_floats = X, .y_floats = Y};
+    struct thread_pool *pool = regrow_pool_new(THREADS, 2);
+    struct run_args args = {.pool = pool, .count = OPS, .mode = MODE, .x_floats = X, .y_floats = Y};
     float *x = read_file("x", IMAGES * X * sizeof *x), *expected = read_file("y", IMAGES * Y * sizeof *x);
     float y[IMAGES * Y];
-    job.ops = read_file("ops", OPS * sizeof *job.ops);
-    job.constants = read_file("constants", CONSTANTS);
-    job.arenas = aligned_alloc(4096, (size_t)THREADS * ARENA);
-    memset(job.arenas, 0x7f, (size_t)THREADS * ARENA); /* large numbers: whoever reads what nobody wrote is seen */
+    args.arena_bytes = ARENA;
+    args.ops = read_file("ops", OPS * sizeof *args.ops);
+    args.constants = read_file("constants", CONSTANTS);
+    args.arenas = aligned_alloc(4096, (size_t)THREADS * ARENA);
+    memset(args.arenas, 0x7f, (size_t)THREADS * ARENA); /* large numbers: reading cells that were never written shows */
     for (int run = 0; run < RUNS; run++) {
         memset(y, 0, sizeof y);
-        regrow_run(&job, x, y, run % 2 ? IMAGES : 1);
+        regrow_run(&args, x, y, run % 2 ? IMAGES : 1);
         for (int i = 0; i < (run % 2 ? IMAGES : 1) * Y; i++)
             if (!(fabsf(y[i] - expected[i]) <= 1e-4f)) return 3;
     }
-    regrow_team_free(team);
-    free(x), free(expected), free((void *)job.ops), free((void *)job.constants), free(job.arenas);
+    regrow_pool_free(pool);
+    free(x), free(expected), free((void *)args.ops), free((void *)args.constants), free(args.arenas);
     return 0;
 }
 """
 
 
-NOBODY_STARTS = """
+NO_THREAD_STARTS = """
 #include <pthread.h>
 #define pthread_create(...) 0
 #define pthread_join(...) 0
 """
 
 
-def write_program(folder: Path, plan: Plan, threads: int, divide: Division, before: str = "") -> None:
-    plan, kernels = fitted(plan)  # whose operations wait for each other as rarely as they can
+def write_program(folder: Path, plan: Plan, threads: int, mode: ThreadMode, before: str = "") -> None:
+    plan, kernels = specialize(plan)  # with as little waiting as possible
     sizes = {
         "THREADS": threads,
         "OPS": len(plan.ops),
-        "DIVIDE": int(divide),
+        "MODE": int(mode),
         "ARENA": -(-plan.arena_bytes // 4096) * 4096,
         "X": 3 * 32 * 32,
         "Y": 10,
@@ -113,8 +115,8 @@ def sparse_model(name: str) -> tuple[nn.Module, torch.Tensor, Graph, int]:
 @needs_tools
 def test_a_batch_waits_for_no_thread_that_has_not_begun(tmp_path: Path) -> None:
     model, x, graph, lanes = sparse_model("resnet8")
-    plan = write_plan(schedule(graph, lanes), threads=2)
-    write_program(tmp_path, plan, 2, Division.ALONE, before=NOBODY_STARTS)
+    plan = lower(schedule(graph, lanes), threads=2)
+    write_program(tmp_path, plan, 2, ThreadMode.PER_IMAGE, before=NO_THREAD_STARTS)
     write_data(tmp_path, model, x)
     run_program(tmp_path, lanes, "-O1")
 
@@ -123,21 +125,21 @@ def test_a_batch_waits_for_no_thread_that_has_not_begun(tmp_path: Path) -> None:
 @needs_tools
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 @pytest.mark.parametrize(
-    ("name", "divide", "threads"),
+    ("name", "mode", "threads"),
     [
-        ("resnet8", Division.ALONE, 2),
-        ("resnet8", Division.TOGETHER, 2),
-        ("resnet8", Division.TOGETHER, 3),  # for whom there are too few tiles in every layer
-        ("resnet8", Division.BY_ROWS, 2),
-        ("resnet8", Division.BY_ROWS, 4),
-        ("wrn10-1", Division.BY_ROWS, 4),
+        ("resnet8", ThreadMode.PER_IMAGE, 2),
+        ("resnet8", ThreadMode.PER_LAYER, 2),
+        ("resnet8", ThreadMode.PER_LAYER, 3),  # for whom there are too few tiles in every layer
+        ("resnet8", ThreadMode.PER_ROWS, 2),
+        ("resnet8", ThreadMode.PER_ROWS, 4),
+        ("wrn10-1", ThreadMode.PER_ROWS, 4),
     ],
 )
-def test_sanitizers_find_nothing(name: str, divide: Division, sanitizer: str, threads: int, tmp_path: Path) -> None:
+def test_sanitizers_find_nothing(name: str, mode: ThreadMode, sanitizer: str, threads: int, tmp_path: Path) -> None:
     model, x, graph, lanes = sparse_model(name)
-    by_rows = divide is Division.BY_ROWS
-    steps = share_schedule(graph, lanes, threads) if by_rows else schedule(graph, lanes)
+    by_rows = mode is ThreadMode.PER_ROWS
+    steps = slice_schedule(graph, lanes, threads) if by_rows else schedule(graph, lanes)
     assert steps is not None
-    write_program(tmp_path, write_plan(steps, threads=1 if by_rows else threads), threads, divide)
+    write_program(tmp_path, lower(steps, threads=1 if by_rows else threads), threads, mode)
     write_data(tmp_path, model, x)
     run_program(tmp_path, lanes, "-O1", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")

@@ -20,12 +20,12 @@ from regrow.engine.codegen.build import Kernels, load_library
 from regrow.engine.compiler import native_runner
 from regrow.engine.frontend.fuse import fuse
 from regrow.engine.frontend.torch_export import capture
-from regrow.engine.plan.lower import write_plan
-from regrow.engine.plan.problems import conv_steps, problem_of
+from regrow.engine.ops.base import kind_of
+from regrow.engine.ops.conv import conv_steps
+from regrow.engine.plan.lower import lower
 from regrow.engine.plan.schedule import schedule
-from regrow.engine.plan.tiles import Sharing, candidates
-from regrow.engine.runtime.runners import NativeRunner
-from regrow.engine.runtime.session import Division
+from regrow.engine.plan.tiles import ChannelSplit, candidates, problem_of
+from regrow.engine.runtime.session import NativeRunner, ThreadMode
 from regrow.models import build
 from tests.engine.networks import sparsify
 
@@ -76,9 +76,11 @@ def test_threads_that_share_an_image_give_what_one_gives(threads: int) -> None:
     for turn in range(12):
         # Tiles in several blocks, whose partial sums each thread has to keep for itself, come first.
         tiles = [sorted(offer, key=lambda tile: -tile.blocks)[turn % len(offer)] for offer in offers]
-        plan = write_plan(steps, tiles, threads=threads)
-        shared |= any(op.kind == 0 and op.as_.conv.share_channels and op.as_.conv.blocks > 1 for op in plan.ops)
-        runner = NativeRunner(library, plan, threads=threads, divide=Division.TOGETHER)
+        plan = lower(steps, tiles, threads=threads)
+        shared |= any(
+            op.kind == kind_of("conv") and op.as_.conv.channel_split and op.as_.conv.blocks > 1 for op in plan.ops
+        )
+        runner = NativeRunner(library, plan, threads=threads, mode=ThreadMode.PER_LAYER)
         for _ in range(20):
             y = torch.empty(1, expected.shape[1])
             runner.run(x, y)
@@ -97,10 +99,12 @@ def test_threads_divide_the_channels_of_tiles_that_are_too_few(threads: int) -> 
     tiles = []
     for problem in (problem_of(step, library.lanes, threads) for step in conv_steps(steps)):
         offers = candidates(problem)
-        tiles.append(next((tile for tile in offers if problem.sharing(tile) is Sharing.OF_FEW_TILES), offers[0]))
-    plan = write_plan(steps, tiles, threads=threads)
-    assert any(op.kind == 0 and op.as_.conv.share_channels == Sharing.OF_FEW_TILES for op in plan.ops)
-    runner = NativeRunner(library, plan, threads=threads, divide=Division.TOGETHER)
+        tiles.append(
+            next((tile for tile in offers if problem.channel_split(tile) is ChannelSplit.FEW_TILES), offers[0])
+        )
+    plan = lower(steps, tiles, threads=threads)
+    assert any(op.kind == kind_of("conv") and op.as_.conv.channel_split == ChannelSplit.FEW_TILES for op in plan.ops)
+    runner = NativeRunner(library, plan, threads=threads, mode=ThreadMode.PER_LAYER)
     y = torch.empty(1, expected.shape[1])
     runner.run(x, y)
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
@@ -174,7 +178,7 @@ def test_kernels_are_built_once_and_tuning_is_remembered(tmp_path: Path, monkeyp
     assert torch.equal(first(x), second(x))
     tuned = next(path for path in files if path.suffix == ".json")
     for tiles in ("", "[[1]]", "[]", '{"a": 1}', "[[9, 9, 9, 9]]", "[[1, 1, 1, 0]]"):
-        tuned.write_text(f'{{"divide": true, "tiles": {tiles}}}')
+        tuned.write_text(f'{{"mode": 1, "tiles": {tiles}}}')
         torch.testing.assert_close(regrow.compile(model, x)(x), first(x))
     for damaged in ("", "[]", '{"tiles": []}'):
         tuned.write_text(damaged)

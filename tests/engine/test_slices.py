@@ -12,17 +12,17 @@ from hypothesis import assume, given, settings
 from torch import Tensor, nn
 
 import regrow
-from regrow.engine.codegen.build import fit_library, load_library
-from regrow.engine.codegen.specialize import fitted
+from regrow.engine.codegen.build import load_library, specialized_library
+from regrow.engine.codegen.specialize import specialize
 from regrow.engine.compiler import native_runner
 from regrow.engine.frontend.fuse import fuse
 from regrow.engine.frontend.torch_export import capture
-from regrow.engine.plan.lower import Plan, write_plan
-from regrow.engine.plan.problems import conv_steps, problem_of, region_of
-from regrow.engine.plan.shares import share_schedule
+from regrow.engine.ops.conv import conv_steps
+from regrow.engine.plan.lower import Plan, lower
+from regrow.engine.plan.split import slice_schedule
 from regrow.engine.plan.steps import Schedule
-from regrow.engine.plan.tiles import candidates
-from regrow.engine.runtime.runners import NativeRunner, RowsRunner
+from regrow.engine.plan.tiles import candidates, problem_of, region_of
+from regrow.engine.runtime.session import NativeRunner, RowsRunner
 from regrow.models import build
 from tests.engine.networks import ACTIVATIONS, Head, Residual, sparsify
 
@@ -92,14 +92,14 @@ def networks(draw: st.DrawFn, shares: int) -> tuple[nn.Module, Tensor]:
 
 
 def share_of(model: nn.Module, x: Tensor, lanes: int, shares: int) -> Schedule | None:
-    return share_schedule(fuse(capture(model, x[:1])), lanes, shares)
+    return slice_schedule(fuse(capture(model, x[:1])), lanes, shares)
 
 
 def runner_of(plan: Plan, shares: int, *, own_kernels: bool = False) -> NativeRunner:
     library = load_library(lanes=plan.lanes)
     if own_kernels:
-        plan, kernels = fitted(plan)
-        library = fit_library(library, kernels)
+        plan, kernels = specialize(plan)
+        library = specialized_library(library, kernels)
     return NativeRunner(library, plan, threads=shares)
 
 
@@ -114,7 +114,7 @@ def check(runner: NativeRunner, model: nn.Module, x: Tensor) -> None:
     with torch.no_grad():
         expected = model(x)
     run(runner, x, expected.shape[1])
-    runner._pool._idle[0].arenas.array[:] = 0xFF
+    runner._sessions._idle[0].arenas.array[:] = 0xFF
     for _ in range(3):
         y = run(runner, x, expected.shape[1])
         torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()) + 1e-7)
@@ -124,7 +124,7 @@ def drawn_plan(data: st.DataObject, model: nn.Module, x: Tensor, lanes: int, sha
     steps = share_of(model, x, lanes, shares)
     assume(steps is not None)  # else pixels would have to move between lanes, and with them rows that others have
     offers = [candidates(problem_of(step, lanes)) for step in conv_steps(steps)]
-    return write_plan(steps, [data.draw(st.sampled_from(offer)) for offer in offers])
+    return lower(steps, [data.draw(st.sampled_from(offer)) for offer in offers])
 
 
 @settings(max_examples=25, deadline=None)
@@ -152,10 +152,10 @@ def test_a_halo_of_columns_only_is_no_box(windows: tuple[tuple[int, int], tuple[
     steps = share_of(model, x, min(8, load_library().lanes), 2)
     assert steps is not None
     wide = [
-        next(tile for tile in candidates(problem_of(step, steps.lanes)) if tile.across == region_of(step)[1])
+        next(tile for tile in candidates(problem_of(step, steps.lanes)) if tile.cols == region_of(step)[1])
         for step in conv_steps(steps)
     ]
-    check(runner_of(write_plan(steps, wide), 2, own_kernels=True), model, x)
+    check(runner_of(lower(steps, wide), 2, own_kernels=True), model, x)
 
 
 @pytest.mark.parametrize("name", ["resnet8", pytest.param("resnet20", marks=pytest.mark.slow), "wrn16-1", "vgg16"])
@@ -170,7 +170,7 @@ def test_built_in_networks_on_kernels_of_their_own(name: str, shares: int) -> No
     assert steps is not None
     with torch.no_grad():
         expected = model(x)
-    runner = runner_of(write_plan(steps), shares, own_kernels=True)
+    runner = runner_of(lower(steps), shares, own_kernels=True)
     first = run(runner, x, 10)
     torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-5)
     for _ in range(100):  # nobody overtakes anybody
@@ -204,8 +204,8 @@ def test_a_plan_for_shares_needs_as_many_threads() -> None:
     model, x = build("resnet8", classes=10, size=32).eval(), torch.randn(1, 3, 32, 32)
     steps = share_of(model, x, min(8, load_library().lanes), 4)
     assert steps is not None
-    with pytest.raises(ValueError, match="4 shares needs as many threads, got 2"):
-        NativeRunner(load_library(lanes=steps.lanes), write_plan(steps), threads=2)
+    with pytest.raises(ValueError, match="4 slices needs as many threads, got 2"):
+        NativeRunner(load_library(lanes=steps.lanes), lower(steps), threads=2)
 
 
 @pytest.mark.parametrize(

@@ -12,26 +12,26 @@ from torch import Tensor, nn
 
 import regrow
 from regrow.engine import compiler
-from regrow.engine.codegen.build import Kernels, fit_library, load_library
-from regrow.engine.codegen.specialize import CONV, HALO, fitted, separate_halos
-from regrow.engine.codegen.toolchain import NoCompilerError
+from regrow.engine.codegen.build import Kernels, NoCompilerError, load_library, specialized_library
+from regrow.engine.codegen.specialize import separate_halos, specialize
 from regrow.engine.frontend.fuse import fuse
 from regrow.engine.frontend.torch_export import capture
-from regrow.engine.plan import chains
-from regrow.engine.plan.lower import Plan, write_plan
-from regrow.engine.plan.problems import conv_steps, problem_of, region_of
+from regrow.engine.ops.base import kind_of
+from regrow.engine.ops.conv import conv_steps
+from regrow.engine.plan import split
+from regrow.engine.plan.lower import Plan, lower
 from regrow.engine.plan.schedule import schedule
-from regrow.engine.plan.tiles import candidates
-from regrow.engine.runtime.runners import NativeRunner
-from regrow.engine.runtime.session import Division
+from regrow.engine.plan.tiles import candidates, problem_of, region_of
+from regrow.engine.runtime.session import NativeRunner, ThreadMode
 from regrow.models import build
 from tests.engine.networks import networks, sparsify
 
+CONV, HALO = kind_of("conv"), kind_of("halo")
 LANES = [lanes for lanes in (4, 8, 16) if lanes <= load_library().lanes]
 
 
 def plan_of(model: nn.Module, x: Tensor, lanes: int, threads: int = 1) -> Plan:
-    return write_plan(schedule(fuse(capture(model, x)), lanes), threads=threads)
+    return lower(split.in_bands(schedule(fuse(capture(model, x)), lanes)), threads=threads)
 
 
 def halos(plan: Plan) -> int:
@@ -45,14 +45,14 @@ def check(model: nn.Module, x: Tensor, lanes: int, threads: int = 1) -> int:
 
 def check_plan(model: nn.Module, x: Tensor, plan: Plan, threads: int = 1) -> int:
     library = load_library(lanes=plan.lanes)
-    own_plan, kernels = fitted(plan)
+    own_plan, kernels = specialize(plan)
     with torch.no_grad():
         y = torch.empty_like(model(x))
     own_y = torch.full_like(y, float("nan"))
-    NativeRunner(library, plan, threads=threads, divide=Division.TOGETHER).run(x, y)
-    runner = NativeRunner(fit_library(library, kernels), own_plan, threads=threads, divide=Division.TOGETHER)
+    NativeRunner(library, plan, threads=threads, mode=ThreadMode.PER_LAYER).run(x, y)
+    runner = NativeRunner(specialized_library(library, kernels), own_plan, threads=threads, mode=ThreadMode.PER_LAYER)
     runner.run(x, own_y)
-    for session in runner._pool._idle:  # cells that nobody writes would show as what is not a number
+    for session in runner._sessions._idle:  # cells that nobody writes would show as what is not a number
         ctypes.memset(session.arenas.address, 0xFF, own_plan.arena_bytes)
     runner.run(x, own_y)
     assert torch.equal(y, own_y)
@@ -98,22 +98,22 @@ def test_halos_are_written_along_with_regions(size: tuple[int, int], lanes: int)
     for step in conv_steps(steps):
         rows, cols = region_of(step)
         tiles = candidates(problem_of(step, lanes, 1))
-        offers.append([tile for tile in tiles if tile.across == cols and rows % tile.down == 0])
+        offers.append([tile for tile in tiles if tile.cols == cols and rows % tile.rows == 0])
     for turn in range(2):
-        plan = write_plan(steps, [offer[turn % len(offer)] for offer in offers])
+        plan = lower(steps, [offer[turn % len(offer)] for offer in offers])
         assert check_plan(model, x, plan) == 3
 
 
 def test_tiles_that_divide_the_region_but_not_the_band(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chains, "_band", lambda chain, _: 3 if len(chain) > 1 else 0)
+    monkeypatch.setattr(split, "_band", lambda chain, _: 3 if len(chain) > 1 else 0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.ReLU()).eval()
     x, lanes = torch.randn(1, 3, 32, 32), load_library().lanes
-    steps = schedule(fuse(capture(model, x)), lanes)
+    steps = split.in_bands(schedule(fuse(capture(model, x)), lanes))
     offers = [candidates(problem_of(step, lanes, 1)) for step in conv_steps(steps)]
-    plan = write_plan(steps, [next((tile for tile in offer if tile.down > 1), offer[0]) for offer in offers])
+    plan = lower(steps, [next((tile for tile in offer if tile.rows > 1), offer[0]) for offer in offers])
     convolutions = [op.as_.conv for op in plan.ops if op.kind == CONV]
-    assert any(conv.band % conv.down and conv.rows % conv.down == 0 for conv in convolutions)
+    assert any(conv.band % conv.tile_rows and conv.rows % conv.tile_rows == 0 for conv in convolutions)
     check_plan(model, x, plan)
 
 
@@ -121,9 +121,9 @@ def test_without_kernels_of_its_own_a_network_runs_on_those_for_any(monkeypatch:
     def fail(*_: object) -> None:
         raise NoCompilerError("the disk is full")
 
-    monkeypatch.setattr(compiler, "fit_library", fail)
+    monkeypatch.setattr(compiler, "specialized_library", fail)
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(1, 3, 8, 8)
-    with pytest.warns(RuntimeWarning, match="more slowly than its own: the disk is full"):
+    with pytest.warns(RuntimeWarning, match="more slowly than its own would: the disk is full"):
         compiled = regrow.compile(model, x)
     torch.testing.assert_close(compiled(x), model(x))
 
@@ -150,12 +150,12 @@ def test_many_networks_are_computed_alike(lanes: int, drawn: tuple[nn.Module, Te
 def test_networks_that_differ_in_their_weights_share_kernels() -> None:
     x, lanes = torch.randn(1, 3, 32, 32), load_library().lanes
     plans = [plan_of(sparse("resnet8", 32, seed), x, lanes) for seed in (0, 1)]
-    (_, first), (own, second) = (fitted(plan) for plan in plans)
+    (_, first), (own, second) = (specialize(plan) for plan in plans)
     assert first == second
     convolutions = [op.as_.conv for op in own.ops if op.kind == CONV]
-    assert all(conv.kernel for conv in convolutions)
-    assert max(conv.kernel for conv in convolutions) < len(convolutions)
-    assert not any(op.as_.conv.kernel for op in plans[1].ops if op.kind == CONV)  # the given plan stays as it was
+    assert all(conv.variant for conv in convolutions)
+    assert max(conv.variant for conv in convolutions) < len(convolutions)
+    assert not any(op.as_.conv.variant for op in plans[1].ops if op.kind == CONV)  # the given plan stays as it was
 
 
 def test_halos_that_stay_separate_are_those_of_the_plan_with_its_own_kernels() -> None:
@@ -164,11 +164,11 @@ def test_halos_that_stay_separate_are_those_of_the_plan_with_its_own_kernels() -
     steps = schedule(fuse(capture(model, x)), load_library().lanes)
     offers = [candidates(problem_of(step, steps.lanes, 1)) for step in conv_steps(steps)]
     for turn in range(4):
-        plan = write_plan(steps, [offer[turn % len(offer)] for offer in offers])
+        plan = lower(steps, [offer[turn % len(offer)] for offer in offers])
         separate = [
             halo for number, op in enumerate(plan.ops) if op.kind == CONV for halo in separate_halos(plan, number)
         ]
-        kept = [op for op in fitted(plan)[0].ops if op.kind == HALO]
+        kept = [op for op in specialize(plan)[0].ops if op.kind == HALO]
         assert len(separate) == len(kept)
 
 
@@ -179,20 +179,23 @@ def test_kernels_are_the_same_however_many_compilers_build_them(
     model, x = sparse("resnet8", 32), torch.randn(1, 3, 32, 32)
     library = load_library()
     plan = plan_of(model, x, library.lanes)
-    own_plan, kernels = fitted(plan)
+    own_plan, kernels = specialize(plan)
     expected, y = torch.empty(1, 10), torch.empty(1, 10)
     NativeRunner(library, plan).run(x, expected)
     monkeypatch.setenv("REGROW_CACHE", str(tmp_path))  # so that they are built now
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: processors)
-    NativeRunner(fit_library(library, kernels), own_plan).run(x, y)
+    NativeRunner(specialized_library(library, kernels), own_plan).run(x, y)
     assert torch.equal(y, expected)
 
 
 def test_every_kernel_is_built_in_one_place_and_known_in_all() -> None:
     kernels = Kernels(((1, 1, 1, 1), (1, 1, 2, 1), (2, 1, 1, 1)), ("{a}", "{b}"), ("h",))
     first, second = (kernels.definitions(unit, 2).splitlines() for unit in range(2))
-    assert first[:2] == ["#define TILES(T) T(1, 1, 1, 1) T(2, 1, 1, 1)", "#define FITTED(F) F(2, {b})"]
-    assert first[3:] == ["#define TILES_ELSEWHERE(T) T(1, 1, 2, 1)", "#define FITTED_ELSEWHERE(F) F(1)"]
-    assert second[:2] == ["#define TILES(T) T(1, 1, 2, 1)", "#define FITTED(F) F(1, {a})"]
-    assert second[3:] == ["#define TILES_ELSEWHERE(T) T(1, 1, 1, 1) T(2, 1, 1, 1)", "#define FITTED_ELSEWHERE(F) F(2)"]
+    assert first[:2] == ["#define TILES(T) T(1, 1, 1, 1) T(2, 1, 1, 1)", "#define VARIANTS(V) V(2, {b})"]
+    assert first[3:] == ["#define TILES_ELSEWHERE(T) T(1, 1, 2, 1)", "#define VARIANTS_ELSEWHERE(V) V(1)"]
+    assert second[:2] == ["#define TILES(T) T(1, 1, 2, 1)", "#define VARIANTS(V) V(1, {a})"]
+    assert second[3:] == [
+        "#define TILES_ELSEWHERE(T) T(1, 1, 1, 1) T(2, 1, 1, 1)",
+        "#define VARIANTS_ELSEWHERE(V) V(2)",
+    ]

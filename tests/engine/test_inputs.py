@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 import regrow
 from regrow.engine.codegen import build as kernels
-from regrow.engine.codegen.build import load_library
-from regrow.engine.codegen.toolchain import NoCompilerError, find_compiler
-from regrow.engine.frontend.tracer import UnsupportedOperationError
+from regrow.engine.codegen.build import NoCompilerError, find_compiler, load_library
+from regrow.engine.frontend.torch_export import UnsupportedOperationError
 from regrow.engine.plan import tune
 from regrow.host.cache import remember
 

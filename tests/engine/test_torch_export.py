@@ -15,7 +15,7 @@ import regrow
 from regrow.deploy.bench.compare import compare
 from regrow.deploy.export_c import export_c
 from regrow.deploy.onnx import to_onnx
-from regrow.engine.frontend.tracer import UnsupportedOperationError
+from regrow.engine.frontend.torch_export import UnsupportedOperationError
 from tests.deploy.architectures import prune_filters, train_like
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
