@@ -19,6 +19,8 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "hardsigmoid": nn.Hardsigmoid,
     "silu": nn.SiLU,
     "sigmoid": nn.Sigmoid,
+    "gelu": nn.GELU,
+    "gelu tanh": lambda: nn.GELU("tanh"),
 }
 
 
@@ -128,6 +130,17 @@ def pools(draw: st.DrawFn, size: tuple[int, int]) -> nn.Module:
 
 
 @st.composite
+def upsamples(draw: st.DrawFn) -> nn.Module:
+    mode = draw(st.sampled_from(["nearest", "bilinear"]))
+    corners = draw(st.booleans()) if mode == "bilinear" else None
+    if draw(st.booleans()):
+        size = draw(st.tuples(st.integers(1, 25), st.integers(1, 25)))
+        return nn.Upsample(size, mode=mode, align_corners=corners)
+    scale = draw(st.tuples(*[st.sampled_from([1.0, 1.3, 2.0, 2.5, 3.0])] * 2))
+    return nn.Upsample(scale_factor=scale, mode=mode, align_corners=corners)
+
+
+@st.composite
 def networks(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
     """A network in evaluation mode and a batch for it."""
     torch.manual_seed(draw(st.integers(0, 2**31)))
@@ -138,7 +151,7 @@ def networks(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
     for _ in range(draw(st.integers(1, 4))):
         with torch.no_grad():
             _, channels, *shape = nn.Sequential(*layers).eval()(x).shape
-        kind = draw(st.sampled_from(["conv", "conv", "conv", "residual", "pool", "excite", "dense"]))
+        kind = draw(st.sampled_from(["conv", "conv", "conv", "residual", "pool", "excite", "dense", "upsample"]))
         if kind == "conv":
             layers += draw(conv_layers(channels, (shape[0], shape[1])))[0]
         elif kind == "residual":
@@ -147,6 +160,8 @@ def networks(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
             layers.append(Residual(channels, out, draw(st.integers(1, 2)), **options))
         elif kind == "pool":
             layers.append(draw(pools((shape[0], shape[1]))))
+        elif kind == "upsample":
+            layers.append(draw(upsamples()))
         elif kind == "excite":
             layers.append(Excite(channels))
         else:

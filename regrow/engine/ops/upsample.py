@@ -37,9 +37,8 @@ class Upsample(Unary, KernelNode):
     struct: ClassVar[Fields] = {
         "x": OFFSET,
         "out": OFFSET,
-        "table": OFFSET,  # int32 [taps][count]: the position of each pixel in `x`, -1 for zero
-        "weights": OFFSET,  # float [taps][count], or ABSENT if there is one tap
-        "taps": I32,
+        "table": OFFSET,  # int32 [taps][count]: positions in `x`, -1 outside of the image
+        "weights": OFFSET,  # float [4][count]; ABSENT: there is one tap
         "count": I32,  # floats of an output channel
         "channels": I32,
         "x_pitch": I32,  # floats from channel to channel
@@ -72,7 +71,6 @@ class Upsample(Unary, KernelNode):
             "out": lowering.at(out),
             "table": put(table.astype(np.int32)),
             "weights": ABSENT if len(taps) == 1 else put(weights.astype(np.float32)),
-            "taps": len(taps),
             "count": table.shape[1],
             "channels": out.channels,
             "x_pitch": lowering.channel_floats(x),
