@@ -196,8 +196,8 @@ INLINE void walk_fours(vec *sums, const struct entry *e, const struct entry *end
         EACH(m, group) taken[m] = take((const struct four *)e + m);
         EACH(i, 4) {
             EACH(m, group) {
-                multiply(sums + m * tile_rows * tile_cols, weight_of(taken + m, i), pixel_of(taken + m, in, i), step, tile_rows,
-                         tile_cols, stride);
+                multiply(sums + m * tile_rows * tile_cols, weight_of(taken + m, i), pixel_of(taken + m, in, i), step,
+                         tile_rows, tile_cols, stride);
             }
         }
     }
@@ -225,7 +225,8 @@ INLINE void mask_sums(vec *sums, const struct tile *t, const struct conv *op, co
     const int64_t row = (int64_t)op->cols * VECTOR;
     if (op->mask == ABSENT) return;
     EACH(i, tile_rows * tile_cols) {
-        EACH(m, group) sums[m * tile_rows * tile_cols + i] = masked(sums[m * tile_rows * tile_cols + i], CELL(t->mask, i, row));
+        EACH(m, group)
+            sums[m * tile_rows * tile_cols + i] = masked(sums[m * tile_rows * tile_cols + i], CELL(t->mask, i, row));
     }
 }
 
@@ -270,7 +271,7 @@ INLINE void clear_edge_row(char *to, const struct edges *edges, const int tile_c
 /* The first and last rows of a slice. If a neighboring slice receives a row, it goes into the halo buffer (of one row,
  * as wide as the tile); if there is no neighbor, the rows that would be received are zero. */
 INLINE void store_sent_rows(const vec *sums, const struct tile *t, const struct conv *op, char *out, int64_t distance,
-                          const struct edges *edges, char *buffer, const int tile_rows, const int tile_cols)
+                            const struct edges *edges, char *buffer, const int tile_rows, const int tile_cols)
 {
     const int for_above = edges->recv_below, for_below = edges->recv_above;
     if (t->row == 0) {
@@ -345,8 +346,8 @@ static void store_any(const vec *sums, const struct tile *t, char *to, const str
 }
 
 /* The last step of any layer, on sums in memory. */
-static __attribute__((noinline)) void finish_any(const struct tile *t, const int32_t *channels, int group, int tile_cols,
-                                                 int n)
+static __attribute__((noinline)) void finish_any(const struct tile *t, const int32_t *channels, int group,
+                                                 int tile_cols, int n)
 {
     const struct conv *op = t->op;
     vec *sums = t->spare;
@@ -418,7 +419,8 @@ struct block {
 
 /* Computes a tile of one output channel after the other, all sums in registers. In very sparse layers a channel takes a
  * few dozen multiply-adds and every other instruction counts: channels are in their own order, so that all addresses
- * advance by a fixed distance. `first` and `last` are those of the block, as constants if the compiler should know them.
+ * advance by a fixed distance. `first` and `last` are those of the block, as constants if the compiler should know
+ * them.
  */
 INLINE void conv_channels(const struct tile *given, const struct conv *op, const struct block *b, int channel,
                           const int first, const int last, const int tile_rows, const int tile_cols, const int stride)
@@ -506,7 +508,8 @@ INLINE void conv_groups(const struct tile *t, const struct conv *op, const struc
 
 /* A block of input channels of one tile. */
 INLINE void conv_block(const struct tile *t, const struct conv *op, const struct block *b, int first_group,
-                       const int specialized, const int group, const int tile_rows, const int tile_cols, const int stride)
+                       const int specialized, const int group, const int tile_rows, const int tile_cols,
+                       const int stride)
 {
     if (group > 1)
         conv_groups(t, op, b, group, tile_rows, tile_cols, stride);
@@ -522,10 +525,10 @@ INLINE void conv_block(const struct tile *t, const struct conv *op, const struct
         conv_channels(t, op, b, first_group, 0, 0, tile_rows, tile_cols, stride);
 }
 
-/* Tiles are the outer loop, so that their pixels stay in the first-level cache while the weights stream by. If all input
- * channels of a tile are too large for that cache, they are read in blocks, with partial sums in between. */
-INLINE void conv_tiles(const struct conv *given, const struct edges *edges, const struct frame *f,
-                       const struct area *a, const int specialized, const int group, const int tile_rows, const int tile_cols,
+/* Tiles are the outer loop, so that their pixels stay in the first-level cache while the weights stream by. If all
+ * input channels of a tile are too large for that cache, they are read in blocks, with partial sums in between. */
+INLINE void conv_tiles(const struct conv *given, const struct edges *edges, const struct frame *f, const struct area *a,
+                       const int specialized, const int group, const int tile_rows, const int tile_cols,
                        const int stride)
 {
     const struct conv op = *given; /* a copy: stored results cannot alias it */
@@ -571,13 +574,14 @@ typedef void tiles_function(const struct conv *, const struct frame *, const str
 
 #define DEFINE_TILE(channels, rows, cols, stride) \
     SHARED_TILES void tiles_##channels##_##rows##_##cols##_##stride(const struct conv *op, const struct frame *f, \
-                                                                const struct area *a) \
+                                                                    const struct area *a) \
     { \
         if (channels * rows * cols <= MAX_SUMS) conv_tiles(op, NULL, f, a, 0, channels, rows, cols, stride); \
     }
 TILES(DEFINE_TILE)
 
-#define DECLARE_TILE(channels, rows, cols, stride) SHARED_TILES tiles_function tiles_##channels##_##rows##_##cols##_##stride;
+#define DECLARE_TILE(channels, rows, cols, stride) \
+    SHARED_TILES tiles_function tiles_##channels##_##rows##_##cols##_##stride;
 TILES_ELSEWHERE(DECLARE_TILE)
 
 #define KEY(channels, rows, cols, stride) ((((channels) * 32 + (rows)) * 32 + (cols)) * 4 + (stride))
@@ -587,7 +591,9 @@ TILES_ELSEWHERE(DECLARE_TILE)
 static tiles_function *find_kernel(int channels, int rows, int cols, int stride)
 {
     if (cols == 1) stride = 1; /* a single column has no stride */
-    switch (KEY(channels, rows, cols, stride)) { TILES(CASE_TILE) TILES_ELSEWHERE(CASE_TILE) }
+    switch (KEY(channels, rows, cols, stride)) {
+        TILES(CASE_TILE) TILES_ELSEWHERE(CASE_TILE)
+    }
     return NULL;
 }
 
@@ -620,7 +626,8 @@ INLINE void conv_specialized(const struct variant *variant, const struct conv *g
     op.scratch = given->scratch, op.groups = given->groups;
     op.halo_buffer = given->halo_buffer, op.second_halo_buffer = given->second_halo_buffer;
     if (op.mask != ABSENT) op.mask = given->mask;
-    a.tiles_across = variant->op.cols / variant->op.tile_cols; /* a constant, unlike tiles_down, which depends on bands */
+    a.tiles_across =
+        variant->op.cols / variant->op.tile_cols; /* a constant, unlike tiles_down, which depends on bands */
     conv_tiles(&op, variant->writes_edges ? variant->edges : NULL, f, &a, 1, variant->op.tile_channels,
                variant->op.tile_rows, variant->op.tile_cols, variant->op.tile_cols == 1 ? 1 : variant->op.stride_cols);
 }

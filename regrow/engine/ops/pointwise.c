@@ -5,7 +5,8 @@
 LOCAL void run_pointwise(const struct pointwise *op, const struct frame *f)
 {
     const struct range s = part_of(f, op->channels);
-    const float *scales = (const float *)(f->constants + op->scale), *shifts = (const float *)(f->constants + op->shift);
+    const float *scales = (const float *)(f->constants + op->scale),
+                *shifts = (const float *)(f->constants + op->shift);
     for (int channel = s.first; channel < s.last; channel++) {
         const char *a = f->arena + op->a.at + (int64_t)channel * op->a.pitch;
         const char *b = f->arena + op->b.at + (int64_t)channel * op->b.pitch;
@@ -19,8 +20,10 @@ LOCAL void run_pointwise(const struct pointwise *op, const struct frame *f)
                     const vec w = op->broadcast ? splat(*(const float *)b) : load(b + row * op->b.row + col * VECTOR);
                     v = op->multiply ? v * w : v + w;
                 }
-                if (op->scale != ABSENT) v *= op->features ? load((const char *)(scales + first)) : splat(scales[first]);
-                if (op->shift != ABSENT) v += op->features ? load((const char *)(shifts + first)) : splat(shifts[first]);
+                if (op->scale != ABSENT)
+                    v *= op->features ? load((const char *)(scales + first)) : splat(scales[first]);
+                if (op->shift != ABSENT)
+                    v += op->features ? load((const char *)(shifts + first)) : splat(shifts[first]);
                 activate(&v, 1, &op->act);
                 if (op->mask != ABSENT) v = masked(v, f->constants + op->mask + pixel);
                 store(out + row * op->out.row + col * VECTOR, v);

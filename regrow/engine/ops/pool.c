@@ -31,7 +31,8 @@ LOCAL void run_pool(const struct pool *op, const struct frame *f)
                 const int64_t pixel = (int64_t)(row * op->cols + col) * VECTOR;
                 vec v = usual ? pool_window(in + col * step, op->x.row, 3, 3, 1)
                               : pool_window(in + col * step, op->x.row, kernel_rows, kernel_cols, op->maximum);
-                if (!op->maximum) v *= op->weights == ABSENT ? splat(op->scale) : load(f->constants + op->weights + pixel);
+                if (!op->maximum)
+                    v *= op->weights == ABSENT ? splat(op->scale) : load(f->constants + op->weights + pixel);
                 if (op->mask != ABSENT) v = masked(v, f->constants + op->mask + pixel);
                 store(out + col * VECTOR, v);
             }

@@ -3,8 +3,8 @@
 #define FRAME_H
 #include "plan.h"
 
-/* The memory of one run, and this thread's share of the work: a part of every operation or, in its own arena, a slice of
- * the image's rows. */
+/* The memory of one run, and this thread's share of the work: a part of every operation or, in its own arena, a slice
+ * of the image's rows. */
 struct frame {
     const char *constants;
     char *arena;

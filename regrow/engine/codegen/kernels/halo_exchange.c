@@ -1,7 +1,7 @@
 /* Halo exchange between threads that each compute a slice of the image's rows.
  *
- * A slice is computed in its own arena. After every layer, its first and last rows go into a halo buffer, where they lie
- * close together: reading them from the image would take other cache lines away from the core that works on it. The
+ * A slice is computed in its own arena. After every layer, its first and last rows go into a halo buffer, where they
+ * lie close together: reading them from the image would take other cache lines away from the core that works on it. The
  * neighboring slices receive them from there.
  */
 #include "halo_exchange.h"
@@ -45,7 +45,8 @@ static void send_rows(const struct halo_rows *b, const struct frame *f, char *bu
 }
 
 /* A row with one halo cell at either end, the usual case: the cells of a channel are read once. */
-INLINE void recv_row(const struct halo_rows *b, const struct side *sides, char *cells, const char *buffer, const int cols)
+INLINE void recv_row(const struct halo_rows *b, const struct side *sides, char *cells, const char *buffer,
+                     const int cols)
 {
     const int64_t pitch = b->image.pitch;
     const ivec left_lanes = sides[0].lanes, left_mask = sides[0].mask;
@@ -122,7 +123,10 @@ static void recv_halo(const struct slice_run *p, const struct halo_rows *b)
     if (!lowest(f)) recv_rows(b, f, f->arena + p->arena_bytes + b->buffer, b->rows, b->below);
 }
 
-INLINE int whole_tiles(const struct conv *op, int rows) { return (rows + op->tile_rows - 1) / op->tile_rows * op->tile_rows; }
+INLINE int whole_tiles(const struct conv *op, int rows)
+{
+    return (rows + op->tile_rows - 1) / op->tile_rows * op->tile_rows;
+}
 
 struct rows {
     int first, last;
@@ -138,9 +142,9 @@ static struct rows inner_rows(const struct frame *f, const struct op *op, const 
     return (struct rows){above, conv->rows - below};
 }
 
-/* An operation on a slice, once all threads have done the one before. Rows that the neighbors need are computed first, so
- * that they are ready long before they are needed. All threads receive before they signal, so a thread that starts an
- * operation knows that the halo buffers read by the operation before it are free. */
+/* An operation on a slice, once all threads have done the one before. Rows that the neighbors need are computed first,
+ * so that they are ready long before they are needed. All threads receive before they signal, so a thread that starts
+ * an operation knows that the halo buffers read by the operation before it are free. */
 static void run_exchanged(const struct slice_run *p, const struct op *op)
 {
     static const struct exchange nothing = {ABSENT, ABSENT, ABSENT, 0, 0};
@@ -179,8 +183,13 @@ static void add_means(const struct slice_run *p, const struct mean *op)
 /* After the mean there are no rows: the first thread computes the rest alone. */
 LOCAL void run_slice(struct thread_pool *pool, const struct run_args *args, int slice, int image)
 {
-    const struct frame f = {args->constants, args->arenas + slice * args->arena_bytes, args->x + image * args->x_floats,
-                            args->y + image * args->y_floats, 0, 1, slice, pool->size};
+    const struct frame f = {.constants = args->constants,
+                            .arena = args->arenas + slice * args->arena_bytes,
+                            .x = args->x + image * args->x_floats,
+                            .y = args->y + image * args->y_floats,
+                            .parts = 1,
+                            .slice = slice,
+                            .slices = pool->size};
     const struct slice_run p = {pool, f, args->arena_bytes};
     double before = args->seconds ? now(args->clock) : 0;
     for (int i = 0, alone = 0; i < args->count; i++) {

@@ -6,7 +6,9 @@
 
 LOCAL void run_op(const struct op *op, const struct frame *f)
 {
-    switch (op->kind) { OPERATIONS(CASE_RUN) }
+    switch (op->kind) {
+        OPERATIONS(CASE_RUN)
+    }
 }
 
 LOCAL struct chain chain_at(const struct op *op, const struct frame *f)

@@ -2,10 +2,10 @@
  *
  * Threads take the images of a batch one by one, each in its own arena, so that none waits for a thread without a core.
  * Single images, and the images of a batch that are left over, are split inside every operation, with a barrier after
- * it, unless the network is so small that this takes longer. With a plan for slices, all images are split by rows: every
- * thread computes its slice in its own arena and receives a few rows from the neighboring slices (halo_exchange.c).
- * Threads spin for about as long as a layer takes, then sleep: a layer of a small network takes less time than waking up
- * a thread.
+ * it, unless the network is so small that this takes longer. With a plan for slices, all images are split by rows:
+ * every thread computes its slice in its own arena and receives a few rows from the neighboring slices
+ * (halo_exchange.c). Threads spin for about as long as a layer takes, then sleep: a layer of a small network takes less
+ * time than waking up a thread.
  */
 #include "thread_pool.h"
 
@@ -98,7 +98,8 @@ static void run_image(struct thread_pool *pool, const struct run_args *args, str
 static void run_one(struct thread_pool *pool, int part, int image)
 {
     const struct run_args *args = pool->args;
-    struct frame own = {args->constants, args->arenas + part * args->arena_bytes, NULL, NULL, 0, 1, 0, 1};
+    struct frame own = {
+        .constants = args->constants, .arena = args->arenas + part * args->arena_bytes, .parts = 1, .slices = 1};
     run_image(pool, args, &own, image);
 }
 
@@ -106,7 +107,8 @@ static void run_one(struct thread_pool *pool, int part, int image)
 static void run_part(struct thread_pool *pool, int part)
 {
     const struct run_args *args = pool->args;
-    struct frame shared = {args->constants, args->arenas, NULL, NULL, part, pool->size, 0, 1};
+    struct frame shared = {
+        .constants = args->constants, .arena = args->arenas, .part = part, .parts = pool->size, .slices = 1};
     for (int image = args->first; image < args->last; image++) {
         if (args->mode == PER_LAYER) {
             run_image(pool, args, &shared, image);
