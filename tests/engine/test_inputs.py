@@ -83,7 +83,7 @@ def test_what_is_no_model_or_no_batch_is_refused_by_name() -> None:
     compiled = regrow.compile(convolution(), X, tune=False)
     with pytest.raises(TypeError, match="torch tensor or a numpy array, got list"):
         compiled([1, 2])  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="cannot be pickled; call regrow.compile in the new process"):
+    with pytest.raises(TypeError, match=r"cannot be pickled; call regrow\.compile in the new process"):
         pickle.dumps(compiled)
     assert compiled(np.zeros((0, 3, 8, 8), np.float32)).shape == (0, 4, 8, 8)
 
