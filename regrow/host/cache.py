@@ -1,4 +1,4 @@
-"""What is kept from one program to the next: built kernels and measurements. It may be emptied at any time."""
+"""The cache folder for built kernels and measurements. It may be deleted at any time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regrow.host.warn import warn
 
 
 def cache_folder() -> Path:
-    """Where built kernels and measured tiles are kept: `$REGROW_CACHE`, or the user's cache folder."""
+    """Return `$REGROW_CACHE`, or `regrow` in the user's cache folder."""
     chosen = os.environ.get("REGROW_CACHE")
     if chosen:
         return Path(chosen)
@@ -20,13 +20,13 @@ def cache_folder() -> Path:
 
 
 def remember(path: Path, content: bytes) -> bool:
-    """Write a file of the cache; where that is impossible, say so and go on without."""
+    """Write a file to the cache; warn and return False if that is impossible."""
     try:
         write_atomically(path, content)
     except OSError as error:
         warn(
-            f"{path.parent} cannot be written ({error.strerror or error}): what is built and measured for this model "
-            "is lost when the program ends. Set REGROW_CACHE to a folder that can be.",
+            f"the cache folder {path.parent} cannot be written ({error.strerror or error}): kernels and measurements "
+            "for this model are lost when the program ends. Set REGROW_CACHE to a writable folder.",
             RuntimeWarning,
         )
         return False
@@ -34,5 +34,5 @@ def remember(path: Path, content: bytes) -> bool:
 
 
 def digest(content: bytes) -> str:
-    """What something is known by."""
+    """Return the SHA-256 digest used in cache keys, shortened."""
     return hashlib.sha256(content).hexdigest()[:20]

@@ -1,4 +1,4 @@
-"""What models do to their tensors, and what is refused because it cannot be followed."""
+"""Models that torch.export captures, and errors for those that it cannot."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_operations_in_place_change_all_that_they_change_in_torch(kind: type[Net
         (InADict, "InADict returns it in a dict"),
     ],
 )
-def test_what_cannot_be_followed_is_refused_everywhere(kind: type[Net], message: str, tmp_path: Path) -> None:
+def test_models_that_cannot_be_captured_are_refused_everywhere(kind: type[Net], message: str, tmp_path: Path) -> None:
     model = kind().eval()
     with pytest.raises(UnsupportedOperationError, match=message):
         regrow.compile(model, X, tune=False)
@@ -124,7 +124,7 @@ def diverged() -> nn.Module:
         (lambda: nn.Conv2d(3, 4, 3, device="meta"), "weight is on the meta device"),
     ],
 )
-def test_weights_that_cannot_be_compiled_are_refused_with_what_to_do(model, message: str, tmp_path: Path) -> None:
+def test_unusable_weights_raise_an_error_with_a_remedy(model, message: str, tmp_path: Path) -> None:
     for attempt in (regrow.compile, lambda model, x: export_c(model, x, tmp_path / "net.c")):
         with pytest.raises(ValueError, match=message):
             attempt(model(), X)
@@ -137,7 +137,7 @@ def test_a_scripted_module_is_refused_by_name() -> None:
         regrow.compile(torch.jit.script(nn.Conv2d(3, 4, 3)), X)
 
 
-def test_mixed_precision_around_it_changes_nothing() -> None:
+def test_autocast_has_no_effect() -> None:
     model = OfAView().eval()
     with torch.autocast("cpu"):
         compiled = regrow.compile(model, X, tune=False)
@@ -145,7 +145,7 @@ def test_mixed_precision_around_it_changes_nothing() -> None:
         torch.testing.assert_close(compiled(X), model(X), rtol=1e-5, atol=1e-5)
 
 
-def test_arrays_of_any_order_and_access_are_taken() -> None:
+def test_arrays_in_any_order_and_read_only_are_accepted() -> None:
     model = OfAView().eval()
     compiled, array = regrow.compile(model, X, tune=False), X.numpy()
     frozen = array.copy()
@@ -156,7 +156,7 @@ def test_arrays_of_any_order_and_access_are_taken() -> None:
         np.testing.assert_allclose(compiled(given), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_was_shrunk_with_indices_is_compiled(tmp_path: Path) -> None:
+def test_shrunk_networks_with_an_index_are_compiled(tmp_path: Path) -> None:
     model, x = prune_filters(train_like(regrow.models.build("resnet20")).eval(), 0.6), torch.randn(2, 3, 32, 32)
     small = regrow.shrink(model, x)
     assert any(node.target is torch.index_select for node in small.graph.nodes)

@@ -286,7 +286,7 @@ def _compile(compiler: tuple[str, ...], flags: tuple[str, ...], kernels: Kernels
         unit.write_text(source)
     compiling = [[*flags, "-fPIC", "-c", str(unit), "-o", str(unit.with_suffix(".o"))] for unit in units]
     built = folder / "kernels.so"
-    linking = ["-shared", "-pthread", *(str(unit.with_suffix(".o")) for unit in units), "-o", str(built), "-lm"]
+    linking = ["-shared", "-pthread", *(str(unit.with_suffix(".o")) for unit in units), "-o", str(built)]
     with ThreadPoolExecutor() as pool:
         list(pool.map(partial(call_compiler, compiler), compiling))
     call_compiler(compiler, linking)
