@@ -27,14 +27,12 @@ def problem(rows: int, cols: int, threads: int) -> TileProblem:
             Tile(1, 2, 4),
             2,
             8 / 7,
-        ),  # three tiles of two rows, and the remaining row for the thread with one of them
+        ),  # three tiles, and the remaining row for the thread with one of them
         (7, 1, Tile(1, 7, 1), 2, 2.0),
         (1, 7, Tile(4, 1, 2), 2, 8 / 7),
     ],
 )
-def test_imbalance_is_the_time_of_the_slowest_thread(
-    rows: int, cols: int, tile: Tile, threads: int, uneven: float
-) -> None:
+def test_imbalance_is_that_of_the_slowest_thread(rows: int, cols: int, tile: Tile, threads: int, uneven: float) -> None:
     assert problem(rows, cols, threads).imbalance(tile) == pytest.approx(uneven)
 
 
