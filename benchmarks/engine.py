@@ -33,12 +33,12 @@ import regrow
 from benchmarks.deepsparse import DeepSparse
 from benchmarks.runner import RESULTS, Row, machine, report
 from regrow.analysis import account
-from regrow.deploy.engine.build import load_library
-from regrow.deploy.engine.capture import capture
-from regrow.deploy.engine.compiler import native_runner
-from regrow.deploy.engine.fuse import fuse
-from regrow.deploy.engine.model import CompiledModel
-from regrow.deploy.engine.runners import NativeRunner, RowsRunner
+from regrow.engine.codegen.build import load_library
+from regrow.engine.compiler import native_runner
+from regrow.engine.frontend.fuse import fuse
+from regrow.engine.frontend.torch_export import capture
+from regrow.engine.runtime.model import CompiledModel
+from regrow.engine.runtime.session import NativeRunner, RowsRunner
 from regrow.models import Network, build
 from regrow.timing.runtimes import Contender, dense_runtimes, densities, fastest, prune_synthetically, to_plain_onnx
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # the same table for type checkers; a test compares them
     from regrow.core.schedule import Cubic as Cubic
     from regrow.core.stats import Stats as Stats
     from regrow.core.weights import Memory as Memory
-    from regrow.deploy.engine.compiler import compile as compile
-    from regrow.deploy.engine.model import CompiledModel as CompiledModel
+    from regrow.engine.compiler import compile as compile
+    from regrow.engine.runtime.model import CompiledModel as CompiledModel
     from regrow.files.model_file import FormatError as FormatError
     from regrow.files.packed import load as load
     from regrow.files.packed import save as save
@@ -58,7 +58,7 @@ _MODULES = {
     "GraNet": "regrow.methods.granet",
     "Static": "regrow.methods.static",
     "Account": "regrow.analysis.costs",
-    "CompiledModel": "regrow.deploy.engine.model",
+    "CompiledModel": "regrow.engine.runtime.model",
     "Constant": "regrow.core.schedule",
     "Cubic": "regrow.core.schedule",
     "DPF": "regrow.methods.dpf",
@@ -87,7 +87,7 @@ _MODULES = {
     "Stats": "regrow.core.stats",
     "Uniform": "regrow.methods.compressors",
     "account": "regrow.analysis.costs",
-    "compile": "regrow.deploy.engine.compiler",
+    "compile": "regrow.engine.compiler",
     "load": "regrow.files.packed",
     "save": "regrow.files.packed",
     "shrink": "regrow.shrinking.api",

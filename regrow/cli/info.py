@@ -64,8 +64,7 @@ def _module_doc(method: type) -> str:
 
 def env() -> int:
     """Print versions and machine, for bug reports."""
-    from regrow.deploy.engine.cache import cache_folder
-    from regrow.system import environment
+    from regrow.system import cache_folder, environment
 
     facts = environment()
     engine = {"compiler": _compiler(), "cache": cache_folder()}
@@ -77,7 +76,7 @@ def env() -> int:
 
 def _compiler() -> str | None:
     """Return the compiler of the engine's kernels."""
-    from regrow.deploy.engine.toolchain import NoCompilerError, find_compiler, version_of
+    from regrow.engine.codegen.build import NoCompilerError, find_compiler, version_of
 
     try:
         return version_of(find_compiler()).partition("\n")[0]

@@ -164,7 +164,7 @@ class Recipe:
 
     @property
     def ramp_fraction(self) -> float:
-        """Fraction of training at which the sparsity is final: by default the second drop of the rate (Appendix A.2)."""
+        """Fraction of training at which the sparsity is final: by default the second drop (Appendix A.2)."""
         if self.ramp_end is not None:
             return self.ramp_end
         return self.drops[1] if len(self.drops) > 1 else 0.75

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from regrow.core.modules import inference, prepared
-from regrow.deploy.engine.build import load_library
-from regrow.deploy.engine.compiler import compile
-from regrow.deploy.engine.model import Profile
-from regrow.deploy.engine.toolchain import NoCompilerError
+from regrow.engine.codegen.build import NoCompilerError, load_library
+from regrow.engine.compiler import compile
+from regrow.engine.runtime.model import Profile
 from regrow.files.packed import save
 from regrow.timing.runtimes import dense_runtimes, fastest, to_plain_onnx
 

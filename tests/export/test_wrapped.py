@@ -15,7 +15,7 @@ import regrow
 from regrow import files
 from regrow.export import c, onnx, program
 from regrow.files.model_file import save_model
-from tests.deploy.architectures import prune_filters
+from tests.engine.architectures import prune_filters
 
 Write = Callable[[nn.Module, Tensor, Path], object]
 Result = Callable[[Path, Tensor], Tensor]

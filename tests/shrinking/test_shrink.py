@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regrow import DPF, Cubic, data, models, shrink, shrink_report
-from tests.deploy.architectures import Residual, networks, prune_filters, prune_weights, train_like
+from tests.engine.architectures import Residual, networks, prune_filters, prune_weights, train_like
 
 
 def difference(a: nn.Module, b: nn.Module, x: Tensor) -> float:

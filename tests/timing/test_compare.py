@@ -17,8 +17,8 @@ from torch._inductor import config as inductor_config
 
 import regrow
 from regrow.cli import call
-from regrow.deploy.engine.build import Library, load_library
-from regrow.deploy.engine.model import LayerTime, Profile
+from regrow.engine.codegen.build import Library, load_library
+from regrow.engine.runtime.model import LayerTime, Profile
 from regrow.models import build
 from regrow.runs.recipe import RecipeError
 from regrow.timing.compare import RuntimeComparison, _peak, compare
