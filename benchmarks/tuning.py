@@ -59,7 +59,8 @@ def choices() -> list[tuple[str, Choice]]:
         store = ResultStore.read([path])
         methods = sorted({json.loads(line)["recipe"]["method"] for line in path.read_text().splitlines()})
         found = [choose(scale, store, scale.stand_in.model, method) for method in methods]
-        chosen += [(name, choice) for choice in found if choice is not None]
+        # A choice among part of the grid would favor the methods that were tuned first.
+        chosen += [(name, choice) for choice in found if choice is not None and set(scale.grid) <= choice.tried.keys()]
     return chosen
 
 
