@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # the same table for type checkers; a test compares them
     from regrow.shrinking.api import ShrinkReport as ShrinkReport
     from regrow.shrinking.api import shrink as shrink
     from regrow.shrinking.api import shrink_report as shrink_report
+    from regrow.timing.compare import bench as bench
 
 # Public names and the modules that define them; a module is imported when its name is first used.
 _MODULES = {
@@ -87,6 +88,7 @@ _MODULES = {
     "Stats": "regrow.core.stats",
     "Uniform": "regrow.methods.compressors",
     "account": "regrow.analysis.costs",
+    "bench": "regrow.timing.compare",
     "compile": "regrow.engine.compiler",
     "load": "regrow.files.packed",
     "save": "regrow.files.packed",

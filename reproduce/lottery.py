@@ -318,7 +318,7 @@ def _write(
 ) -> dict[str, Any]:
     """Write the level as a run folder; result.json comes last, because it marks the run as complete."""
     last = records[-1]
-    size = account(trainer.model, trainer.model.architecture.input_shape, trainer.phase.pruner.masks)
+    size = account(trainer.model, trainer.sets.input, trainer.phase.pruner.masks)
     result = {
         "name": recipe.name(),
         "key": recipe.key(),

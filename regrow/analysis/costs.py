@@ -81,6 +81,11 @@ class Account:
         return (self.parameters - self.nonzeros) / self.parameters if self.parameters else 0.0
 
     @property
+    def sparsity(self) -> float:
+        """Fraction of all parameters that is zero, those that are not targeted included: `reached_ratio`."""
+        return self.reached_ratio
+
+    @property
     def macs(self) -> int:
         """MACs of the dense model in the paper's convention."""
         return sum(layer.macs for layer in self.layers) + self._elementwise
@@ -191,10 +196,10 @@ def account(
 ) -> Account:
     """Count parameters and MACs of `model` for one input, with and without zeros.
 
-    `input_shape` is the shape of one input without the batch dimension, such as `(3, 32, 32)`; a model that
-    takes something other than floats gets an example instead, a batch of one. The model runs once on it, in evaluation
-    mode and without gradients, and is not changed. On the meta device, all weights count as non-zero unless there are
-    masks.
+    `input_shape` is the shape of one input without the batch dimension, such as `(3, 32, 32)`, or a batch, of which the
+    first input is used: a model that takes something other than floats needs one. The model runs once on it, in
+    evaluation mode and without gradients, and is not changed. On the meta device, all weights count as non-zero unless
+    there are masks.
 
     Zeros are the zeros of the weights or, with `masks` (by parameter name, True where a weight is kept), of the masks:
     a weight that has just grown back is zero but not pruned.
@@ -238,7 +243,7 @@ def _layer(name: str, parameter: Tensor, masks: Mapping[str, Tensor] | None, cou
 def _counts(model: nn.Module, parameters: Mapping[str, Tensor], input_shape: Sequence[int] | Tensor) -> MacCounts:
     first = next(iter(parameters.values()), torch.empty(0))
     if isinstance(input_shape, Tensor):
-        return count_macs(model, parameters, input_shape.to(first.device))
+        return count_macs(model, parameters, input_shape[:1].to(first.device))
 
     def run(*shape: int) -> MacCounts:
         return count_macs(model, parameters, torch.zeros(1, *shape, device=first.device, dtype=first.dtype))

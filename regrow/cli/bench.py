@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
-from regrow.cli.export import read_network
-
-if TYPE_CHECKING:
-    from regrow.models import Network
+from regrow.cli.model import INPUT_HELP, MODEL_HELP, Subject, read_model
 
 
 def bench(
@@ -25,6 +22,8 @@ def bench(
     classes: int | None = None,
     channels: int | None = None,
     size: int | None = None,
+    model: Annotated[str | None, tyro.conf.arg(help=MODEL_HELP)] = None,
+    input: Annotated[tuple[int, ...] | None, tyro.conf.arg(help=INPUT_HELP)] = None,
 ) -> int:
     """Measure a model in the engine beside torch, inductor, ONNX Runtime and OpenVINO, as far as they are installed.
 
@@ -39,19 +38,18 @@ def bench(
         channels: Input channels of a network given by name. None: 3.
         size: Height and width of the input of a network given by name. None: 32.
     """
-    import torch
-
-    from regrow.timing.compare import compare
+    from regrow.runs.recipe import UsageError
+    from regrow.timing.compare import bench as measure
     from regrow.train.display import make_console
 
     _check(batch, threads, seconds)
-    network = _network(what, sparsity, {"classes": classes, "channels": channels, "size": size})
-    shape = network.architecture.input_shape
-    x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
+    if model is not None and not Path(what).exists():
+        raise UsageError(f"--model is for a run or a model file; {what} does not exist.")
+    subject = _subject(what, sparsity, {"classes": classes, "channels": channels, "size": size}, model, input)
     with make_console(stderr=True).status("loading") as status:
-        found = compare(network, x, threads=threads, seconds=seconds, tell=status.update)
-    image = " x ".join(str(side) for side in shape)
-    print(f"{network.architecture.name}, {found.sparsity:.1%} zeros, {batch} x {image}, {_count(threads)}\n")
+        found = measure(subject.model, subject.example(batch), threads=threads, seconds=seconds, tell=status.update)
+    image = " x ".join(str(side) for side in subject.shape)
+    print(f"{subject.name}, {found.sparsity:.1%} zeros, {batch} x {image}, {_count(threads)}\n")
     if layers:
         print(f"{found.profile.table(found.peak)}\n")
     print(found)
@@ -74,7 +72,13 @@ def _check(batch: int, threads: int, seconds: float) -> None:
         raise UsageError(f"--seconds must be more than 0, got {seconds:g}.")
 
 
-def _network(what: str, sparsity: float | None, options: dict[str, int | None]) -> Network:
+def _subject(
+    what: str,
+    sparsity: float | None,
+    options: dict[str, int | None],
+    model: str | None,
+    shape: tuple[int, ...] | None,
+) -> Subject:
     import torch
 
     from regrow import models
@@ -88,7 +92,7 @@ def _network(what: str, sparsity: float | None, options: dict[str, int | None]) 
             raise UsageError(f"--sparsity is for networks given by name; {what} is already pruned or dense.")
         for name in given:
             raise UsageError(f"--{name} is for networks given by name; {what} stores its own.")
-        return read_network(Path(what))
+        return read_model(Path(what), model, shape)
     torch.manual_seed(0)  # the same weights every time
     try:
         network = models.build(what, **given).eval()
@@ -99,4 +103,4 @@ def _network(what: str, sparsity: float | None, options: dict[str, int | None]) 
     except ValueError as error:
         raise UsageError(str(error)) from None
     prune_synthetically(network, sparsity or 0.0)
-    return network
+    return Subject(network, network.architecture.name, network.architecture.input_shape)

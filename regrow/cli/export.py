@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from regrow.cli.errors import check_file
+from regrow.cli.model import INPUT_HELP, MODEL_HELP, read_model
 from regrow.export.formats import FORMATS
 
 _OPTIONS = {name: option for format in FORMATS.values() for name, option in format.options.items()}
@@ -27,9 +28,9 @@ _TO_HELP = (
 _OUT_HELP = f"The file. None: model with the suffix of the format ({', '.join(f.suffix for f in FORMATS.values())})."
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
-    from regrow.models import Network
+    from regrow.cli.model import Subject
 
     To = str
     Options = Any
@@ -51,6 +52,8 @@ def export(
     out: Annotated[Path | None, tyro.conf.arg(help=_OUT_HELP)] = None,
     shrink: bool = False,
     round_to: int = 1,
+    model: Annotated[str | None, tyro.conf.arg(help=MODEL_HELP)] = None,
+    input: Annotated[tuple[int, ...] | None, tyro.conf.arg(help=INPUT_HELP)] = None,
     format: Options,
 ) -> int:
     """Write the model of a finished run in another format.
@@ -65,16 +68,16 @@ def export(
     given = {name: value for name, value in asdict(format).items() if value != _OPTIONS[name].default}
     _check_options(to, given, round_to, shrink)
     source = Path(what)
-    network = read_network(source)
+    subject = read_model(source, model, input)
     folder = source if source.is_dir() else source.parent
     path = out or folder / f"{'model' if source.is_dir() else source.stem}{form.suffix}"
     with _writing(path):
         check_file(path, f"model{form.suffix}")
         path.parent.mkdir(parents=True, exist_ok=True)
-    model = _shrunk(network, round_to) if shrink else network
+    network = _shrunk(subject, round_to) if shrink else subject.model
     with _writing(path):
-        report = form.write(model, _example(network), path, **given)
-    dense = 4 * sum(parameter.numel() for parameter in network.parameters())
+        report = form.write(network, subject.example(2), path, **given)
+    dense = 4 * sum(parameter.numel() for parameter in subject.model.parameters())
     print(report or f"{path}: {path.stat().st_size:,} bytes (the dense weights in fp32: {dense:,})")
     return 0
 
@@ -110,41 +113,9 @@ def _writing(path: Path) -> Iterator[None]:
         raise cannot_write(path, error) from error
 
 
-def read_network(source: Path) -> Network:
-    """Return the network in a run folder or a model file, in evaluation mode."""
-    from regrow.files.packed import load
-    from regrow.models import Network
-    from regrow.runs.folder import RunFolderError
-
-    try:
-        model = load(source)
-    except FileNotFoundError as error:
-        raise RunFolderError(_unfinished(source) or str(error)) from None
-    if not isinstance(model, Network):
-        raise RunFolderError(
-            f"{source} does not name its network, and the command line knows only the networks of regrow.models. "
-            f"In Python, load them into your model, model.load_state_dict(regrow.load(...)), and "
-            f"call regrow.compile, regrow.export.onnx or regrow.export.c."
-        )
-    return model.eval()
-
-
-def _unfinished(folder: Path) -> str | None:
-    """Return the message for a run that has no model yet."""
-    if not (folder / "recipe.toml").is_file() or (folder / "result.json").is_file():
-        return None
-    return f"{folder} is not finished and has no model yet. Resume: regrow train --resume {folder}"
-
-
-def _shrunk(network: Network, round_to: int) -> nn.Module:
+def _shrunk(subject: Subject, round_to: int) -> nn.Module:
     import regrow
 
-    small = regrow.shrink(network, _example(network), round_to=round_to)
+    small = regrow.shrink(subject.model, subject.example(2), round_to=round_to)
     print(regrow.shrink_report(small))
     return small
-
-
-def _example(network: Network) -> Tensor:
-    import torch
-
-    return torch.randn(2, *network.architecture.input_shape, generator=torch.Generator().manual_seed(0))

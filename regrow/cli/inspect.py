@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from regrow.cli.model import INPUT_HELP, MODEL_HELP, own_subject, read_model, read_tensors
+from regrow.runs.recipe import UsageError
+
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from regrow.analysis import Account
     from regrow.train.distributed import Ranks
 
@@ -18,8 +24,13 @@ def inspect(
     classes: int = 10,
     channels: int = 3,
     size: int = 32,
+    model: Annotated[str | None, tyro.conf.arg(help=MODEL_HELP)] = None,
+    input: Annotated[tuple[int, ...] | None, tyro.conf.arg(help=INPUT_HELP)] = None,
 ) -> int:
     """Print the layers of a network, a run or a model file: weights, non-zeros and MACs.
+
+    For a network that is not one of regrow.models, name what builds it with --model. Without it, the non-zeros of each
+    tensor are listed.
 
     Args:
         what: A network such as resnet20, the folder of a run, or a model file (safetensors or packed).
@@ -29,9 +40,11 @@ def inspect(
     """
     path = Path(what)
     if (path / "recipe.toml").is_file() and not (path / "result.json").is_file():
-        print(_unfinished(path).table())
+        print(_unfinished(path, model, input))
     elif path.exists():
-        print(_file(path).table())
+        print(_file(path, model, input))
+    elif model is not None:
+        raise UsageError(f"--model is for a run or a model file; {what} does not exist.")
     else:
         print(_named(what, classes, channels, size).table())
     return 0
@@ -40,7 +53,6 @@ def inspect(
 def _named(name: str, classes: int, channels: int, size: int) -> Account:
     from regrow import models
     from regrow.analysis import account
-    from regrow.runs.recipe import UsageError
 
     try:
         model = models.build(name, classes=classes, channels=channels, size=size)
@@ -50,16 +62,20 @@ def _named(name: str, classes: int, channels: int, size: int) -> Account:
     return account(model, model.architecture.input_shape, masks={})
 
 
-def _file(path: Path) -> Account:
+def _file(path: Path, model: str | None, shape: tuple[int, ...] | None) -> str:
+    from torch import nn
+
     from regrow.analysis import account
-    from regrow.cli.export import read_network
 
-    model = read_network(path)
-    return account(model, model.architecture.input_shape)
+    if model is None and not isinstance(found := read_tensors(path), nn.Module):
+        return _tensors(found)
+    subject = read_model(path, model, shape)
+    return account(subject.model, subject.example(1)).table()
 
 
-def _unfinished(folder: Path) -> Account:
-    """Return the account of an unfinished run, from its last checkpoint."""
+def _unfinished(folder: Path, model: str | None, shape: tuple[int, ...] | None) -> str:
+    """Return the table of an unfinished run, from its last checkpoint."""
+    from regrow import data
     from regrow.analysis import account
     from regrow.runs.folder import read_recipe
     from regrow.train.build import make_model
@@ -67,14 +83,36 @@ def _unfinished(folder: Path) -> Account:
     from regrow.train.loop import saved_masks
 
     recipe = read_recipe(folder).changed(device="cpu")
-    model = make_model(recipe)
     # Gathering sharded tensors needs a process group, even for one process.
     with joined("cpu", sharded=recipe.parallel == "fsdp") as ranks:
         state = _trainer_state(folder, ranks)
-        model.load_state_dict({name: full_tensor(value) for name, value in state["model"].items()})
+        tensors = {name: full_tensor(value) for name, value in state["model"].items()}
         masks = saved_masks(state["pruner"])
     print(f"not finished: after {state['step']:,} steps\n")
-    return account(model, model.architecture.input_shape, masks)
+    if model is not None:
+        subject = own_subject(folder, model, shape, tensors)
+        return account(subject.model, subject.example(1), masks).table()
+    if recipe.imports:
+        return _tensors(tensors)
+    network = make_model(recipe)
+    network.load_state_dict(tensors)
+    info = data.info(recipe.data)
+    return account(network, (info.channels, info.size, info.size), masks).table()
+
+
+def _tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Return a table of the tensors with two dimensions or more, for a network that is not known."""
+    weights = {name: tensor for name, tensor in tensors.items() if tensor.dim() > 1}
+    counts = {name: (tensor.numel(), int(tensor.count_nonzero())) for name, tensor in weights.items()}
+    rows = [(name, "x".join(map(str, weights[name].shape)), *counts[name]) for name in weights]
+    rows.append(("total", "", sum(n for n, _ in counts.values()), sum(kept for _, kept in counts.values())))
+    width, sizes = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+    lines = [f"{'tensor':{width}}  {'shape':{sizes}}  {'weights':>11}  {'non-zeros':>11}  density"]
+    lines += [
+        f"{name:{width}}  {shape:{sizes}}  {count:11,}  {kept:11,}  {100 * kept / max(count, 1):5.1f} %"
+        for name, shape, count, kept in rows
+    ]
+    return "\n".join([*lines, "", "For MACs, name what builds the network: --model package.module:callable"])
 
 
 def _trainer_state(folder: Path, ranks: Ranks) -> dict[str, Any]:

@@ -62,7 +62,17 @@ def _run(
 
     display = SweepDisplay()
     try:
-        run_all(recipes, folder, workers=workers, on=on, resources=resources, retries=retries, listener=display)
+        run_all(
+            recipes,
+            folder,
+            workers=workers,
+            on=on,
+            resources=resources,
+            retries=retries,
+            listener=display,
+            # All recipes come from the file that the user gave.
+            imports={name for recipe in recipes for name in recipe.imports},
+        )
     except SweepStoppedError as stopped:
         display.close()
         print(f"regrow: {stopped}, all saved. Resume with the same command.", file=sys.stderr)

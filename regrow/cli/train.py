@@ -56,11 +56,13 @@ def train(
     _check_numbers(save_every, nproc, restarts)
     _check_resumed(resume)
     checked = Recipe.of(dataclasses.asdict(recipe))
+    # From options and a recipe file given by the user; `with_recipe` has refused names that only a run folder knows.
+    imports = frozenset(checked.imports)
     if dry_run:
-        return _dry_run(checked)
+        return _dry_run(checked, imports)
     if nproc == 1:
-        return _train(checked, resume or out, save_every)
-    return _train_together(checked, resume or out, save_every, nproc=nproc, restarts=restarts)
+        return _train(checked, resume or out, save_every, imports)
+    return _train_together(checked, resume or out, save_every, imports, nproc=nproc, restarts=restarts)
 
 
 def with_recipe(arguments: Sequence[str]) -> tuple[Callable[..., int], Sequence[str]]:
@@ -70,22 +72,34 @@ def with_recipe(arguments: Sequence[str]) -> tuple[Callable[..., int], Sequence[
     """
     if arguments and not arguments[0].startswith("-"):
         recipe, arguments = load_recipe(arguments[0]), arguments[1:]
-    elif (folder := _resumed(arguments)) is not None:
+    elif (folder := _given("--resume", arguments)) is not None:
         from regrow.runs.folder import read_recipe
 
         recipe = read_recipe(folder)
+        _check_named(recipe, arguments, folder)
     else:
         recipe = Recipe()
     return partial(train, recipe=Fields(**dataclasses.asdict(recipe))), arguments
 
 
-def _resumed(arguments: Sequence[str]) -> str | None:
-    """Return the folder in `--resume FOLDER` or `--resume=FOLDER`."""
+def _given(option: str, arguments: Sequence[str]) -> str | None:
+    """Return the value of `option` in the forms `--option VALUE` and `--option=VALUE`."""
     for argument, following in zip(arguments, [*arguments[1:], None], strict=False):
-        option, equals, value = argument.partition("=")
-        if option == "--resume":
+        name, equals, value = argument.partition("=")
+        if name == option:
             return value if equals else following
     return None
+
+
+def _check_named(recipe: Recipe, arguments: Sequence[str], folder: str) -> None:
+    """Refuse to import code because a run folder says so: the user must name it again."""
+    own = {field: value for field in ("model", "data") if ":" in (value := getattr(recipe, field))}
+    if any(_given(f"--{field}", arguments) != value for field, value in own.items()):
+        again = " ".join(f"--{field} {value}" for field, value in own.items())
+        raise UsageError(
+            f"{folder} uses code of its own, which is imported only if you name it: "
+            f"regrow train --resume {folder} {again}"
+        )
 
 
 def _check_numbers(save_every: float, nproc: int, restarts: int) -> None:
@@ -103,23 +117,25 @@ def _check_resumed(folder: Path | None) -> None:
         read_recipe(folder)
 
 
-def _train_together(recipe: Recipe, folder: Path | None, save_every: float, *, nproc: int, restarts: int) -> int:
+def _train_together(
+    recipe: Recipe, folder: Path | None, save_every: float, imports: frozenset[str], *, nproc: int, restarts: int
+) -> int:
     from regrow.train.distributed import launch
 
-    return launch(_train_one_rank, (recipe, folder, save_every), nproc=nproc, restarts=restarts)
+    return launch(_train_one_rank, (recipe, folder, save_every, imports), nproc=nproc, restarts=restarts)
 
 
-def _train_one_rank(recipe: Recipe, folder: Path | None, save_every: float) -> int:
+def _train_one_rank(recipe: Recipe, folder: Path | None, save_every: float, imports: frozenset[str]) -> int:
     """Train as one of several processes; an expected error is shown and does not cause a restart."""
     from regrow.cli.errors import explain
 
     try:
-        return _train(recipe, folder, save_every)
+        return _train(recipe, folder, save_every, imports)
     except Exception as error:
         return explain(error)
 
 
-def _train(recipe: Recipe, folder: Path | None, save_every: float) -> int:
+def _train(recipe: Recipe, folder: Path | None, save_every: float, imports: frozenset[str]) -> int:
     from regrow.runs.stop import StoppedError
     from regrow.train.display import Display
     from regrow.train.distributed import launched_rank
@@ -133,7 +149,7 @@ def _train(recipe: Recipe, folder: Path | None, save_every: float) -> int:
             if launched_rank():
                 warnings.simplefilter("ignore")  # rank 0 shows the same warnings
             warnings.showwarning = lambda message, *where, **how: display.warn(str(message))
-            run(recipe, folder, listeners=listeners, save_every=save_every)
+            run(recipe, folder, listeners=listeners, save_every=save_every, imports=imports)
     except StoppedError as stopped:
         display.close()
         if not launched_rank():
@@ -154,12 +170,12 @@ def _draw(event: Event) -> None:
         plot_run(event.folder)
 
 
-def _dry_run(recipe: Recipe) -> int:
+def _dry_run(recipe: Recipe, imports: frozenset[str]) -> int:
     from regrow.text import duration
     from regrow.train.display import title
     from regrow.train.dry_run import dry_run
 
-    found = dry_run(recipe)
+    found = dry_run(recipe, imports)
     print(f"{title(recipe)}\n\n{found.account.table()}\n")
     print(
         f"{found.total:,} steps, {found.steps_per_epoch:,} per epoch: about {duration(found.seconds)} on this machine."

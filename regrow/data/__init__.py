@@ -8,7 +8,7 @@
 from regrow.data.batches import Batches, ImageSource
 from regrow.data.files import DataError
 from regrow.data.images import ImageSet
-from regrow.data.registry import DATASETS, DatasetInfo, info, load, names
+from regrow.data.registry import DATASETS, DatasetInfo, info, load, names, title
 from regrow.data.stream import ImageStream
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "info",
     "load",
     "names",
+    "title",
 ]

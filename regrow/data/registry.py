@@ -71,6 +71,11 @@ def info(name: str) -> DatasetInfo:
     return _dataset(name).info
 
 
+def title(name: str) -> str:
+    """Return the title of data set `name`; data of your own have only their name."""
+    return name if ":" in name else info(name).title
+
+
 def load(
     name: str,
     split: str = "train",

@@ -130,7 +130,7 @@ def _task(groups: Sequence[Group], unfinished: Sequence[Run]) -> Task:
 def _title(recipe: Recipe) -> str:
     shape = [_setting(recipe, name) for name in ("width", "stem_stride", "growth") if getattr(recipe, name) is not None]
     held_out = [f"{recipe.holdout:,} held-out training images"] if recipe.holdout else []
-    return " · ".join([recipe.model, *shape, data.info(recipe.data).title, *held_out])
+    return " · ".join([recipe.model, *shape, data.title(recipe.data), *held_out])
 
 
 def _rank(entry: Entry) -> tuple[Any, ...]:

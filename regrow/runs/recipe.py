@@ -51,6 +51,9 @@ _METHODS = (
 # torch's generator takes signed 64-bit seeds.
 _LARGEST_SEED = 2**63 - 1
 
+# A callable of another package, such as my_package.net:build.
+_CALLABLE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
 # For some files, the time of Python's TOML parser is quadratic in their size.
 _LARGEST = 65_536
 
@@ -68,9 +71,11 @@ class Recipe:
     """All settings of a run. Time is in epochs and in fractions of training; the training loop converts it to steps."""
 
     data: str = "digits"
-    """Data set: digits comes with the package; others are read from $REGROW_DATA."""
+    """Data set: digits comes with the package; others are read from $REGROW_DATA. Your own: package.module:callable,
+    which returns training and test data (data sets or loaders)."""
     model: str = "small"
-    """Network, such as resnet20, wrn28-2, vgg16, densenet40, resnet50; small trains on digits in seconds."""
+    """Network, such as resnet20, wrn28-2, vgg16, densenet40, resnet50; small trains on digits in seconds. Your own:
+    package.module:callable, which returns an nn.Module."""
     width: int | None = None
     """Base width of the network. None: as in its paper."""
     stem_stride: int | None = None
@@ -100,6 +105,8 @@ class Recipe:
     """Whether weight decay acts on the dense weights w (the default) or on the pruned weights ŵ."""
     options: tuple[str, ...] = ()
     """More options of the method, such as zeta=0.2, channels=true or criterion=rms; see `regrow methods NAME`."""
+    init: str | None = None
+    """Start with the weights of a file (state dict, safetensors, packed) or of a finished run."""
     masks: str | None = None
     """For method fixed: a finished run or a model file whose zeros stay zero."""
     ramp_end: float | None = None
@@ -107,7 +114,7 @@ class Recipe:
     ramp_by: Literal["epoch", "step"] = "epoch"
     """Whether the sparsity rises once per epoch, as in the paper, or with every mask update (for short trainings)."""
     epochs: int = 30
-    """Passes over the training images."""
+    """Passes over the training images; 0 prunes the weights of --init at once and goes on to fine-tuning."""
     batch: int = 128
     """Images per optimizer step."""
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -208,6 +215,11 @@ class Recipe:
             if field.name not in _NOT_IN_KEY and (value := getattr(self, field.name)) != field.default
         }
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """The callables (`package.module:callable`) that the recipe names; only what the user names is imported."""
+        return tuple(name for name in (self.model, self.data) if ":" in name)
 
     @property
     def takes_sparsity(self) -> bool:
@@ -320,13 +332,20 @@ def _words(wanted: Any) -> str:
 
 def _check_ranges(recipe: Recipe) -> None:
     for least, names in {
-        1: ("width", "stem_stride", "growth", "every", "epochs", "batch", "limit", "threads"),
-        0: ("floor", "finetune_epochs", "holdout", "seed", "weight_decay", "momentum"),
+        1: ("width", "stem_stride", "growth", "every", "batch", "limit", "threads"),
+        0: ("floor", "epochs", "finetune_epochs", "holdout", "seed", "weight_decay", "momentum"),
     }.items():
         for name in names:
             value = getattr(recipe, name)
             if value not in (None, "auto") and value < least:
                 raise RecipeError(f"{name} must be at least {least}, got {value}")
+    if not recipe.epochs and (recipe.init is None or not recipe.finetune_epochs):
+        raise RecipeError(
+            "epochs must be at least 1, got 0: only with init and finetune_epochs can a trained model be pruned at once"
+        )
+    for name in ("model", "data"):
+        if ":" in (value := getattr(recipe, name)) and not _CALLABLE.fullmatch(value):
+            raise RecipeError(f"{name} must be a name or have the form package.module:callable, got {value!r}")
     if recipe.seed > _LARGEST_SEED:
         raise RecipeError(f"seed must be below 2**63, got {recipe.seed}")
     for name in ("lr", "finetune_lr", "drop_factor"):

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -79,6 +79,7 @@ def run_all(
     resources: Resources | None = None,
     retries: int = 3,
     listener: Listener | None = None,
+    imports: Collection[str] = (),
 ) -> list[Path]:
     """Train all `recipes` in subfolders of `folder`, and return these folders in the order of the recipes.
 
@@ -86,14 +87,15 @@ def run_all(
     Each run has its own process; `workers` run at a time (by default, one per processor). A run whose process dies
     is resumed from its last checkpoint. A run fails if it raises an error, or dies more than `retries` times without
     writing a new checkpoint. When all others are finished, failures are raised as one `SweepError`. On SIGINT and
-    SIGTERM, the runs save their state and `SweepStoppedError` is raised.
+    SIGTERM, the runs save their state and `SweepStoppedError` is raised. `imports` are the callables that recipes may
+    name as model and data.
 
     >>> run_all([Recipe(seed=seed) for seed in range(3)], "runs/seeds")  # doctest: +SKIP
     [PosixPath('runs/seeds/digits-small-dpf90-s0-9c5ed4ed'), ...]
     """
     resources = resources or Resources()
     _check_arguments(on, workers, retries, resources)
-    jobs = jobs_for(recipes, Path(folder))
+    jobs = jobs_for(recipes, Path(folder), imports)
     sweep = _Sweep(list({job.folder: job for job in jobs}.values()), Path(folder), retries, listener or _ignore)
     if sweep.waiting:
         with (

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -31,6 +31,8 @@ class Job:
     recipe: Recipe
     folder: Path
     key: str
+    imports: frozenset[str] = frozenset()
+    """Callables (`package.module:callable`) in the recipe that may be imported."""
 
     @property
     def name(self) -> str:
@@ -95,9 +97,10 @@ class Executor(Protocol):
         """Let running jobs save their state, then end all workers."""
 
 
-def jobs_for(recipes: Sequence[Recipe], folder: Path) -> list[Job]:
+def jobs_for(recipes: Sequence[Recipe], folder: Path, imports: Collection[str] = ()) -> list[Job]:
     """Return a job for each recipe; equal recipes have the same folder."""
-    return [Job(recipe, folder / recipe.folder_name(), recipe.key()) for recipe in recipes]
+    allowed = frozenset(imports)
+    return [Job(recipe, folder / recipe.folder_name(), recipe.key(), allowed) for recipe in recipes]
 
 
 def work(job: Job, *, threads: int = 1) -> JobResult:
@@ -116,7 +119,7 @@ def _train(job: Job, threads: int) -> JobResult:
     if recipe.threads is None and not (job.folder / "recipe.toml").is_file():
         recipe = dataclasses.replace(recipe, threads=threads)
     try:
-        run(recipe, job.folder)
+        run(recipe, job.folder, imports=job.imports)
     except InUseError as error:
         return JobResult("busy", str(error))
     except StoppedError as error:

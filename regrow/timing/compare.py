@@ -104,7 +104,7 @@ def _as_fast(gain: float) -> str:
     return f"the engine is {_times_faster(gain).strip()} than"
 
 
-def compare(
+def bench(
     model: nn.Module,
     x: Tensor,
     *,
@@ -116,6 +116,8 @@ def compare(
 
     Every runtime has `threads` threads; `torch.set_num_threads` is restored afterwards. `tell` is called with the name
     of each stage, to show progress.
+
+    >>> print(regrow.bench(model, torch.randn(1, 3, 32, 32)))  # doctest: +SKIP
     """
     model, x = prepared(model, x)
     weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]

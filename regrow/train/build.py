@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
@@ -17,15 +19,17 @@ from regrow import data, models
 from regrow.core.masks import Masks
 from regrow.core.modules import named_parameters
 from regrow.core.schedule import Constant, Cubic, Schedule, scaled_period
-from regrow.data import Batches
+from regrow.data import Batches, ImageSet
 from regrow.data.registry import DatasetInfo
-from regrow.files.model_file import load_model
+from regrow.files.model_file import difference
+from regrow.files.packed import load
 from regrow.host.targets import find_targets
 from regrow.methods import SFP, Dense, Feedback, Fixed, Pruner
 from regrow.methods.registry import find_method, method_options
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.text import did_you_mean
 from regrow.train.distributed import Ranks
+from regrow.train.own import OwnBatches, own_data, own_info, own_model
 
 EVALUATION_BATCH = 500
 
@@ -34,29 +38,70 @@ EVALUATION_BATCH = 500
 class Sets:
     """Training and test images of a run."""
 
-    train: Batches
-    test: Batches
+    train: Batches | OwnBatches
+    test: Batches | OwnBatches
     info: DatasetInfo
+    example: Tensor | None = None
+    """A batch of one input; None for images of the size in `info`."""
 
     @property
     def steps(self) -> int:
         """Optimizer steps per epoch."""
         return len(self.train)
 
+    @property
+    def input(self) -> Sequence[int] | Tensor:
+        """The input for `regrow.account`: the shape of an image, or an example."""
+        return (self.info.channels, self.info.size, self.info.size) if self.example is None else self.example
 
-def make_sets(recipe: Recipe, ranks: Ranks = Ranks()) -> Sets:  # noqa: B008 - it is immutable
-    """Load the images; each rank sees its part. With `holdout`, the test set is not opened."""
+    def inputs(self, count: int) -> Tensor:
+        """Return a batch of `count` equal inputs."""
+        if self.example is not None:
+            return self.example.repeat(count, *[1] * (self.example.dim() - 1))
+        return torch.zeros(count, self.info.channels, self.info.size, self.info.size)
+
+
+def make_sets(
+    recipe: Recipe,
+    ranks: Ranks = Ranks(),  # noqa: B008 - it is immutable
+    imports: Collection[str] = (),
+) -> Sets:
+    """Load the images; each rank sees its part. With `holdout`, the test set is not opened.
+
+    Data of one's own come from the callable that `recipe.data` names, which must be one of `imports`.
+    """
     device = make_device(recipe)
+    own = own_data(recipe, imports) if ":" in recipe.data else None
+    if own is not None and not isinstance(own[0], ImageSet):
+        return _own_sets(recipe, ranks, own, device)
     part: dict[str, Any] = {"rank": ranks.rank, "world": ranks.size, "channels_last": recipe.channels_last}
-    images = data.load(recipe.data, "train", limit=recipe.limit)
+    if own is None:
+        images = data.load(recipe.data, "train", limit=recipe.limit)
+    else:
+        images = own[0] if recipe.limit is None else own[0].limit(recipe.limit)
     if recipe.holdout:
         images, test = images.split(recipe.holdout)
     else:
-        test = data.load(recipe.data, "test")
+        test = data.load(recipe.data, "test") if own is None else own[1]
     return Sets(
         train=Batches(images.to(device), recipe.batch, seed=recipe.seed, **part),
         test=Batches.evaluation(test.to(device), _evaluation_batch(len(test), ranks.size), **part),
         info=images.info,
+    )
+
+
+def _own_sets(recipe: Recipe, ranks: Ranks, parts: tuple[Any, Any], device: torch.device) -> Sets:
+    train, test = parts
+    common: dict[str, Any] = {"device": device, "rank": ranks.rank, "world": ranks.size}
+    size = getattr(train, "batch_size", None) or recipe.batch
+    batches = OwnBatches(recipe.data, train, size, seed=recipe.seed, **common)
+    size = getattr(test, "batch_size", None) or _evaluation_batch(len(test), ranks.size)
+    example = batches.example()
+    return Sets(
+        train=batches,
+        test=OwnBatches(recipe.data, test, size, shuffle=False, **common),
+        info=own_info(recipe.data, train, test, example),
+        example=example,
     )
 
 
@@ -73,18 +118,40 @@ def make_device(recipe: Recipe) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if recipe.device == "cuda" else torch.device(recipe.device)
 
 
-def make_model(recipe: Recipe, info: DatasetInfo | None = None) -> models.Network:
-    """Build the network for the recipe's data set (or the one in `info`), with the initial weights of `seed`."""
-    info = info or data.info(recipe.data)
+def make_model(recipe: Recipe, info: DatasetInfo | None = None, imports: Collection[str] = ()) -> nn.Module:
+    """Build the network for the recipe's data set (or the one in `info`), with the initial weights of `seed`.
+
+    A network of one's own comes from the callable that `recipe.model` names, which must be one of `imports`.
+    """
     options = {name: getattr(recipe, name) for name in ("width", "stem_stride", "growth")}
     given = {name: value for name, value in options.items() if value is not None}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = models.build(recipe.model, classes=info.classes, channels=info.channels, size=info.size, **given)
+        if ":" in recipe.model:
+            model = own_model(recipe.model, imports, **given)
+        else:
+            model = _named_model(recipe.model, info or data.info(recipe.data), given)
     model.to(make_device(recipe))
     if recipe.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+def _named_model(name: str, info: DatasetInfo, options: Mapping[str, int]) -> models.Network:
+    if not (info.classes and info.size):  # data of one's own
+        missing = "a number of classes (give the data set an attribute `classes`)" if info.size else "square images"
+        raise RecipeError(f"model {name!r} needs {missing}, which {info.name!r} does not have: name a --model of yours")
+    return models.build(name, classes=info.classes, channels=info.channels, size=info.size, **options)
+
+
+def load_initial(recipe: Recipe, model: nn.Module) -> None:
+    """Load the weights that `recipe.init` names into `model`."""
+    if recipe.init is None:
+        return
+    state = _weights_in(recipe.init, "init")
+    if differs := difference(model, state):
+        raise RecipeError(f"init: {recipe.init} is not from this network: {differs}")
+    model.load_state_dict(state)
 
 
 def make_optimizer(recipe: Recipe, model: nn.Module, *, kind: str, lr: float) -> Optimizer:
@@ -287,15 +354,37 @@ def _given_masks(recipe: Recipe, model: nn.Module) -> Masks:
     """Return masks with the zeros of another model."""
     if recipe.masks is None:
         raise RecipeError("method fixed needs masks, a finished run or a model file whose zeros stay zero")
-    try:
-        other = load_model(recipe.masks)
-    except FileNotFoundError as error:
-        raise RecipeError(f"masks: {error}") from None
-    state: Mapping[str, Tensor] = other.state_dict() if isinstance(other, nn.Module) else other
+    state = _weights_in(recipe.masks, "masks")
     names = _masked_names(recipe, model, state)
     if missing := [name for name in names if name not in state]:
         raise RecipeError(f"masks: {recipe.masks} has no weight {missing[0]}: is it from another network?")
     return Masks({name: (state[name] != 0).to(torch.bool) for name in names})
+
+
+def _weights_in(source: str, field: str) -> dict[str, Tensor]:
+    """Return the tensors of a finished run or of a model file, without running code that it names or contains."""
+    path = Path(source)
+    try:
+        if path.is_file() and zipfile.is_zipfile(path):
+            return _saved_by_torch(path, field)
+        found = load(path)
+    except FileNotFoundError as error:
+        raise RecipeError(f"{field}: {error}") from None
+    return found.state_dict() if isinstance(found, nn.Module) else found
+
+
+def _saved_by_torch(path: Path, field: str) -> dict[str, Tensor]:
+    """Read a state dict written by torch.save, alone or under `state_dict` or `model`."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a crafted file may raise anything
+        reason = str(error).partition("\n")[0]
+        raise RecipeError(f"{field}: {path} cannot be read as a state dict without running code: {reason}") from None
+    inner = [found[name] for name in ("state_dict", "model") if isinstance(found, dict) and name in found]
+    state = inner[0] if inner and isinstance(inner[0], dict) else found
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise RecipeError(f"{field}: {path} holds a {type(state).__name__}, expected a state dict of tensors")
+    return dict(state)
 
 
 def _masked_names(recipe: Recipe, model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:

@@ -105,6 +105,8 @@ def start_table(event: Started) -> Table:
     table.add_row("MACs", f"{quantity(costs.macs)} per image")
     if recipe.takes_sparsity:
         table.add_row("sparsity", _sparsity(recipe))
+    if recipe.init is not None:
+        table.add_row("weights", f"from {recipe.init}")
     if recipe.method == "fixed":
         table.add_row("masks", f"from {recipe.masks}")
     table.add_row("training", _training(recipe, event.steps_per_epoch))
@@ -146,7 +148,7 @@ def title(recipe: Recipe) -> str:
     from regrow import data  # imports torch, which the display of a sweep does not need
 
     pruned = f"{recipe.method} {100 * recipe.sparsity:g} %" if recipe.takes_sparsity else recipe.method
-    return f"{recipe.model} · {data.info(recipe.data).title} · {pruned}"
+    return f"{recipe.model} · {data.title(recipe.data)} · {pruned}"
 
 
 def _facts(heading: str) -> Table:
@@ -161,6 +163,8 @@ def _sparsity(recipe: Recipe) -> str:
     from regrow.train.build import ramps
 
     pruned = f"{100 * recipe.sparsity:g} % of the {'filters' if recipe.prunes_filters else 'weights'}"
+    if not recipe.epochs:
+        return f"{pruned}, before fine-tuning"
     if recipe.method == "oneshot":
         return f"{pruned}, in one step after {recipe.epochs} epochs"
     if "total_steps" in method_options(find_method(recipe.method)):

@@ -18,7 +18,6 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from regrow.host.shards import is_sharded
-from regrow.models import Network
 from regrow.system import cores
 
 Answer = TypeVar("Answer")
@@ -119,10 +118,11 @@ def _rendezvous() -> tuple[Any, int, int]:
     return dist.PrefixStore(f"start {start}", store), number, size  # type: ignore[attr-defined]
 
 
-def parallelize(model: Network, ranks: Ranks, parallel: str) -> nn.Module:
+def parallelize(model: nn.Module, ranks: Ranks, parallel: str, inputs: Tensor) -> nn.Module:
     """Return the module to call in training: `model` in DDP, sharded by FSDP2, or as it is for one process.
 
     Batch norm uses the part of the batch of its own process, as is usual; the running statistics are those of rank 0.
+    `inputs` is a batch that the model takes.
     """
     if parallel == "fsdp":
         from torch.distributed.fsdp import fully_shard
@@ -137,7 +137,7 @@ def parallelize(model: Network, ranks: Ranks, parallel: str) -> nn.Module:
         return model
     device = next(model.parameters()).device
     network = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
-    _fix_buckets(network, model)
+    _fix_buckets(network, model, inputs)
     return network
 
 
@@ -159,16 +159,16 @@ def full_tensor(tensor: Any) -> Tensor:
     return gathered
 
 
-def _fix_buckets(network: nn.Module, model: Network) -> None:
+def _fix_buckets(network: nn.Module, model: nn.Module, inputs: Tensor) -> None:
     """Make DDP choose its bucket layout before the first step.
 
     DDP chooses it after the first backward pass, and the layout decides how sums of more than two numbers are rounded.
     A resumed run must have the same layout as an uninterrupted one.
     """
-    parameter, buffers = next(model.parameters()), [buffer.clone() for buffer in model.buffers()]
-    images = torch.zeros(2, *model.architecture.input_shape, device=parameter.device, dtype=parameter.dtype)
+    device, buffers = next(model.parameters()).device, [buffer.clone() for buffer in model.buffers()]
+    inputs = inputs.to(device)
     for _ in range(2):  # the new layout is used from the second forward pass
-        network(images).sum().backward()
+        network(inputs).sum().backward()
     network.zero_grad()
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         buffer.copy_(before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -36,18 +37,18 @@ class _DoneError(Exception):
     """All batches of the dry run are trained."""
 
 
-def dry_run(recipe: Recipe) -> DryRun:
+def dry_run(recipe: Recipe, imports: Collection[str] = ()) -> DryRun:
     """Train a few batches with masks of the final sparsity, for about a second if they are short."""
-    sets = make_trainer(recipe).sets  # reports errors in the recipe itself first
-    trainer = make_trainer(_with_early_masks(recipe, sets.steps), sets=sets)
+    sets = make_trainer(recipe, imports=imports).sets  # reports errors in the recipe itself first
+    trainer = make_trainer(_with_early_masks(recipe, sets.steps), sets=sets, imports=imports)
     seconds = _measure(trainer)
     # The median leaves out warm-up and the batch that makes a mask.
     step = median(seconds[2:] or seconds)
     images = len(trainer.sets.test) * trainer.sets.test.batch_size
     # A forward pass is a third of a training step.
-    evaluation = step / 3 * images / recipe.batch * (recipe.epochs + recipe.finetune_epochs)
+    evaluation = step / 3 * images / trainer.sets.train.batch_size * (recipe.epochs + recipe.finetune_epochs)
     pruner = trainer.phase.pruner
-    costs = account(trainer.model, trainer.model.architecture.input_shape, pruner.masks)
+    costs = account(trainer.model, trainer.sets.input, pruner.masks)
     total = step * trainer.total + evaluation
     return DryRun(costs, trainer.sets.steps, trainer.total, total, masked=pruner.requested > 0)
 

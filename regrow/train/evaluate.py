@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regrow.data import Batches
 from regrow.train.distributed import Ranks
 
 # Number of classes from which top-5 accuracy is reported.
@@ -34,7 +33,7 @@ class Score:
 @torch.no_grad()
 def evaluate(
     network: nn.Module,
-    batches: Batches,
+    batches: Iterable[tuple[Tensor, Tensor]],
     *,
     bf16: bool = False,
     after_batch: Callable[[], None] = lambda: None,
@@ -44,12 +43,13 @@ def evaluate(
     training = network.training
     network.eval()
     loss, right, among_five, images = 0.0, 0, 0, 0
-    many = batches.source.info.classes >= _MANY_CLASSES
+    many = False
     try:
         for inputs, labels in batches:
             with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
                 logits = network(inputs)
             loss += float(F.cross_entropy(logits.float(), labels, reduction="sum"))
+            many = logits.shape[1] >= _MANY_CLASSES
             right += _hits(logits, labels, 1)
             among_five += _hits(logits, labels, 5) if many else 0
             images += len(labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -19,12 +19,12 @@ from regrow.data import DataError
 from regrow.host.layout import unpack
 from regrow.host.shards import held, is_sharded
 from regrow.methods import Fixed, Pruner
-from regrow.models import Network
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.train import build
 from regrow.train.build import LearningRate
 from regrow.train.distributed import Ranks, broadcast_buffers, full_tensor, parallelize
 from regrow.train.evaluate import evaluate
+from regrow.train.own import check_fit, seed_all
 
 # Losses are read in blocks, because reading each one would stall a GPU.
 _LOSSES_AT_ONCE = 50
@@ -62,7 +62,8 @@ class Phase:
 class Trainer:
     """Trains a recipe. After any step, `run` can be left; a trainer built from its state continues bit for bit.
 
-    `sets` replaces the images of `recipe.data`. All `ranks` call all methods in the same order.
+    `sets` replaces the images of `recipe.data`. `imports` are the callables that the user allows to import. All `ranks`
+    call all methods in the same order.
     """
 
     def __init__(
@@ -72,15 +73,22 @@ class Trainer:
         *,
         sets: build.Sets | None = None,
         ranks: Ranks = Ranks(),  # noqa: B008 - it is immutable
+        imports: Collection[str] = (),
     ) -> None:
-        self.recipe, self._ranks = recipe, ranks
+        self.recipe, self._ranks, self._imports = recipe, ranks, imports
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
         self.device = build.make_device(recipe)
+        if sets is None and ":" in recipe.data:
+            sets = build.make_sets(recipe, ranks, imports)  # only the data themselves tell their size
         # The network first: a misspelled name is reported before minutes of decoding images.
-        self.model = build.make_model(recipe, sets.info if sets else None)
+        self.model = build.make_model(recipe, sets.info if sets else None, imports)
         self.sets = sets or build.make_sets(recipe, ranks)
-        network = parallelize(self.model, ranks, recipe.parallel)
+        if recipe.imports:
+            check_fit(recipe, self.model, self.sets.train)
+        if state is None:
+            build.load_initial(recipe, self.model)
+        network = parallelize(self.model, ranks, recipe.parallel, self.sets.inputs(2))
         self._network: nn.Module = cast(nn.Module, torch.compile(network)) if recipe.compile else network
         self._losses: list[tuple[int, Tensor, int]] = []
         self.step, self.totals = 0, EpochTotals()
@@ -158,6 +166,10 @@ class Trainer:
         recipe, total = self.recipe, self.sets.steps * self.recipe.epochs
         optimizer = build.make_optimizer(recipe, self.model, kind=recipe.optimizer, lr=recipe.lr)
         pruner = build.make_pruner(recipe, self.model, optimizer, self.sets.steps)
+        if not total and not pruner.requested:
+            raise RecipeError(
+                f"epochs = 0 needs a method that prunes when it is attached, such as oneshot, got {recipe.method}"
+            )
         return Phase("train", 0, total, build.training_rate(recipe, total), optimizer, pruner)
 
     def _finetuning(self, masks: Masks) -> Phase:
@@ -181,9 +193,11 @@ class Trainer:
         optimizer, rate = self.phase.optimizer, self.phase.rate(self.step - self.phase.start)
         for group in optimizer.param_groups:
             group["lr"] = rate
+        if ":" in self.recipe.model:  # it may have dropout
+            seed_all(self.recipe.seed, self.step, self._ranks.rank)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.bf16):
             loss = F.cross_entropy(self._network(images), labels, label_smoothing=self.recipe.label_smoothing)
-        count = self.sets.train.images(self.step % self.sets.steps)
+        count = self.sets.train.images(self.step % self.sets.steps) or len(labels)
         self._losses.append((self.step + 1, loss.detach(), len(labels)))
         if self.device.type == "cpu" or len(self._losses) == _LOSSES_AT_ONCE:
             self._settle_losses()
@@ -250,11 +264,11 @@ class Trainer:
             name = list(weights)[int(worst)]
             raise DivergedError(f"{name} is no longer finite at step {self.step} ({self._where()})")
 
-    def full_model(self) -> Network:
+    def full_model(self) -> nn.Module:
         """Return the model; a sharded one is gathered into a copy."""
         if self.recipe.parallel != "fsdp":
             return self.model
-        model = build.make_model(self.recipe, self.sets.info)
+        model = build.make_model(self.recipe, self.sets.info, self._imports)
         model.load_state_dict({name: full_tensor(value) for name, value in self.model.state_dict().items()})
         return model
 
@@ -280,10 +294,11 @@ def make_trainer(
     *,
     sets: build.Sets | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 - it is immutable
+    imports: Collection[str] = (),
 ) -> Trainer:
     """Return the trainer; a `ValueError` of its parts becomes a `RecipeError`."""
     try:
-        return Trainer(recipe, state, sets=sets, ranks=ranks)
+        return Trainer(recipe, state, sets=sets, ranks=ranks, imports=imports)
     except (DataError, RecipeError, StateError):
         raise
     except ValueError as error:

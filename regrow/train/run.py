@@ -6,16 +6,16 @@ import dataclasses
 import json
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from regrow.analysis import Account, account
 from regrow.files.model_file import safetensors, save_model
-from regrow.models import Network
 from regrow.runs.folder import (
     DIVERGED,
     Metrics,
@@ -47,12 +47,16 @@ def run(
     *,
     listeners: Iterable[Listener] = (),
     save_every: float = 120.0,
+    imports: Collection[str] = (),
 ) -> dict[str, Any]:
     """Train `recipe` in `folder` and return the result; an interrupted run is resumed.
 
     The state is saved after every epoch and every `save_every` seconds. On SIGINT and SIGTERM it is saved and
     `StoppedError` is raised. However the run was interrupted, the same call resumes from the last checkpoint; on the
     CPU with the same number of threads, the result is bit-identical. A finished run is not repeated.
+
+    A recipe may name callables as its model and data, such as `my_package.net:build`. Those in `imports` are imported,
+    others are refused: a recipe that was read from somebody else's folder must not run code.
 
     Processes that torchrun has started split each batch; only rank 0 calls listeners and uses the folder.
 
@@ -63,7 +67,9 @@ def run(
     group = joined(recipe.device, sharded=recipe.parallel == "fsdp")
     with group as ranks, stop_requests() as stop, ExitStack() as lock:
         recipe = ranks.on_rank0(lambda: _enter(recipe, folder, lock))
-        return _Run(recipe, folder, list(listeners) if ranks.is_rank0 else [], save_every, stop, ranks).complete()
+        return _Run(
+            recipe, folder, list(listeners) if ranks.is_rank0 else [], save_every, stop, ranks, imports
+        ).complete()
 
 
 def _enter(recipe: Recipe, folder: Path, lock: ExitStack) -> Recipe:
@@ -114,9 +120,16 @@ class _Run:
     """Work of one process on a run; only rank 0 uses the folder."""
 
     def __init__(
-        self, recipe: Recipe, folder: Path, listeners: list[Listener], save_every: float, stop: Stop, ranks: Ranks
+        self,
+        recipe: Recipe,
+        folder: Path,
+        listeners: list[Listener],
+        save_every: float,
+        stop: Stop,
+        ranks: Ranks,
+        imports: Collection[str],
     ) -> None:
-        self.recipe, self.folder, self.stop, self.ranks = recipe, folder, stop, ranks
+        self.recipe, self.folder, self.stop, self.ranks, self._imports = recipe, folder, stop, ranks, imports
         self._listeners, self._save_every = listeners, save_every
         self._checkpoint = folder / "checkpoint.pt"
 
@@ -152,7 +165,7 @@ class _Run:
         if "shards" in state:
             state = checkpoint.load_sharded(self.folder, state, make_mesh(self.recipe.device, self.ranks))
         try:
-            self.trainer = make_trainer(self.recipe, state.get("trainer"), ranks=self.ranks)
+            self.trainer = make_trainer(self.recipe, state.get("trainer"), ranks=self.ranks, imports=self._imports)
         except StateError as error:
             raise self._unusable(str(error)) from error
         self._seconds: float = state["seconds"]
@@ -224,7 +237,7 @@ class _Run:
         self._tell(Finished(self.folder, result))
         return result
 
-    def _write_result(self, model: Network, costs: Account) -> dict[str, Any]:
+    def _write_result(self, model: nn.Module, costs: Account) -> dict[str, Any]:
         last = self._last or {}
         self._save_model(model)
         about = self._about()
@@ -236,11 +249,20 @@ class _Run:
             **costs.totals(),
             "mask_updates": sum(epoch["refreshes"] for epoch in read_metrics(self.folder)),
             "still_changing": self.trainer.dynamics.still_changing(),
+            **self._input(),
             **about,
         }
         write_json(self.folder / "result.json", result)
         (self.folder / DIVERGED).unlink(missing_ok=True)  # from an earlier attempt
         return result
+
+    def _input(self) -> dict[str, Any]:
+        """Return shape and type of one input of a network of one's own; those of regrow.models know theirs."""
+        if not self.recipe.imports:
+            return {}
+        given = self.trainer.sets.input
+        shape, dtype = (given.shape[1:], given.dtype) if isinstance(given, Tensor) else (given, torch.float32)
+        return {"input_shape": list(shape), "input_dtype": str(dtype).removeprefix("torch.")}
 
     def _about(self) -> dict[str, Any]:
         """Return the identity, versions and time of the run."""
@@ -253,7 +275,7 @@ class _Run:
             "seconds": self._elapsed(),
         }
 
-    def _save_model(self, model: Network) -> None:
+    def _save_model(self, model: nn.Module) -> None:
         path = self.folder / "model.safetensors"
         try:
             save_model(model, path)
@@ -262,7 +284,7 @@ class _Run:
 
     def _account(self) -> Account:
         model = self.trainer.full_model()
-        return account(model, model.architecture.input_shape, self.trainer.phase.pruner.whole_masks())
+        return account(model, self.trainer.sets.input, self.trainer.phase.pruner.whole_masks())
 
     def _elapsed(self) -> float:
         return self._seconds + time.monotonic() - self._started

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, prune
 import regrow
 from regrow.engine.frontend.torch_export import UnsupportedOperationError
 from regrow.export import c, onnx
-from regrow.timing.compare import compare
+from regrow.timing.compare import bench
 from tests.engine.architectures import prune_filters, train_like
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -187,7 +187,7 @@ def test_a_comparison_leaves_a_model_in_training_as_it_was(monkeypatch: pytest.M
     monkeypatch.setattr("regrow.timing.compare.dense_runtimes", only_torch)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).double().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    compare(model, X.double(), seconds=0.01)
+    bench(model, X.double(), seconds=0.01)
     assert model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 

@@ -21,7 +21,7 @@ from regrow.engine.codegen.build import Library, load_library
 from regrow.engine.runtime.model import LayerTime, Profile
 from regrow.models import build
 from regrow.runs.recipe import RecipeError
-from regrow.timing.compare import RuntimeComparison, _peak, compare
+from regrow.timing.compare import RuntimeComparison, _peak, bench
 from regrow.timing.runtimes import densities, fastest, prune_synthetically
 
 
@@ -129,7 +129,7 @@ def test_pruning_is_suggested_for_a_dense_network_given_by_name(
     hinted: bool,
 ) -> None:
     measured = replace(MEASURED, nonzeros=nonzeros)
-    monkeypatch.setattr("regrow.timing.compare.compare", lambda *_, **__: measured)
+    monkeypatch.setattr("regrow.timing.compare.bench", lambda *_, **__: measured)
     regrow.save(build("resnet8"), tmp_path / "model.regrow")
     assert call(["bench", "resnet8" if named else str(tmp_path / "model.regrow")]) == 0
     assert ("regrow bench resnet8 --sparsity 0.9" in capsys.readouterr().out) == hinted
@@ -175,7 +175,7 @@ def test_without_a_compiler_the_verdict_says_so_and_inductor_is_left_out(
         monkeypatch.setenv(cache, str(tmp_path))  # nothing that an earlier compiler has built
     model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 4)).eval()
     with inductor_config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        found = compare(model, torch.randn(1, 3, 8, 8), seconds=0)
+        found = bench(model, torch.randn(1, 3, 8, 8), seconds=0)
     assert "inductor      could not run: InvalidCxxCompiler" in str(found)
     assert "install gcc or clang" in found.verdict()
     assert {"regrow", "torch"} <= found.seconds.keys()
@@ -184,7 +184,7 @@ def test_without_a_compiler_the_verdict_says_so_and_inductor_is_left_out(
 def test_without_onnx_its_runtimes_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).eval()
-    found = compare(model, torch.randn(1, 3, 2, 2), seconds=0)
+    found = bench(model, torch.randn(1, 3, 2, 2), seconds=0)
     assert {"regrow", "torch"} <= found.seconds.keys()
     assert "onnx is not installed" in found.left_out["onnxruntime"]
 
@@ -207,7 +207,7 @@ def test_a_sparse_network_is_compared_with_every_installed_runtime(capsys: pytes
     assert "could not run" not in shown
     model = build("resnet8").eval()
     heard: list[str] = []
-    found = compare(model, torch.randn(2, 3, 32, 32), seconds=0.1, tell=heard.append)
+    found = bench(model, torch.randn(2, 3, 32, 32), seconds=0.1, tell=heard.append)
     assert [stage.split()[0] for stage in heard] == ["tuning", "preparing", "measuring"]
     assert found.sparsity == 0
     assert found.batch == 2
