@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from regrow.runs.recipe import Recipe
 
@@ -60,6 +60,31 @@ Listener = Callable[[Event], None]
 def has_tensorboard() -> bool:
     """Return whether TensorBoard is installed."""
     return importlib.util.find_spec("tensorboard") is not None
+
+
+class TrackerRun(Protocol):
+    """A run of a tracker, such as the one that `wandb.init()` returns."""
+
+    def log(self, data: dict[str, Any], *, step: int) -> Any:
+        """Record numbers of a step."""
+
+
+class Tracker:
+    """Listener that sends the curves of a run to a tracker with `log(numbers, step=epoch)`, as Weights & Biases has.
+
+    >>> run(recipe, listeners=[Tracker(wandb.init())])  # doctest: +SKIP
+    """
+
+    def __init__(self, tracker: TrackerRun) -> None:
+        self._tracker = tracker
+
+    def __call__(self, event: Event) -> None:
+        """Send the record of an epoch."""
+        if isinstance(event, EpochEnded):
+            record = event.record
+            curves = {name: record[name] for name in _CURVES if record.get(name) is not None}
+            layers = {f"layers/{layer}": sparsity for layer, sparsity in record["layers"].items()}
+            self._tracker.log({**curves, **layers}, step=record["epoch"])
 
 
 class TensorBoard:

@@ -159,3 +159,155 @@ def test_a_hugging_face_checkpoint_without_its_pruner_is_refused():
     Path("whole/checkpoint-20/pruner.pt").unlink()
     with pytest.raises(FileNotFoundError, match=r"pruner.pt is missing: resume from"):
         host.main("whole", resume="whole/checkpoint-20", **HF)
+
+
+class Recorded:
+    """A tracker of the shape of a Weights & Biases run."""
+
+    def __init__(self):
+        self.calls = []
+
+    def log(self, data, *, step):
+        self.calls.append((step, data))
+
+
+def hugging_face(folder, *, resume=None, tracker=None, **options):
+    """Train with the callback alone; return the trainer and the callback."""
+    from transformers import Trainer, TrainingArguments
+
+    from regrow.hf import PrunerCallback
+
+    host = example("huggingface_trainer")
+    callback = PrunerCallback("dpf", sparsity=0.9, tracker=tracker, **options)
+    arguments = TrainingArguments(
+        folder, report_to="none", use_cpu=True, per_device_train_batch_size=64, save_steps=20, **HF
+    )
+    trainer = Trainer(host.make_model(), arguments, train_dataset=host.Digits("train"), callbacks=[callback])
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer, callback
+
+
+def test_a_hugging_face_callback_attaches_ramps_and_resumes_to_the_same_bits(capsys):
+    pytest.importorskip("transformers", reason=REASON)
+    tracker = Recorded()
+    whole, callback = hugging_face("whole", tracker=tracker)
+    assert callback.pruner.schedule == regrow.Cubic(0.9, end=30)
+    assert callback.pruner.sparsity == pytest.approx(0.9, abs=1e-3)
+    assert "'sparsity':" in capsys.readouterr().out
+    assert [step for step, _ in tracker.calls][:4] == [10, 20, 30, 40]
+    assert tracker.calls[2][1]["sparsity"] == pytest.approx(0.9, abs=1e-3)
+    resumed, again = hugging_face("whole", resume="whole/checkpoint-20")
+    assert again.pruner.step == 40
+    assert_same(resumed.model.state_dict(), whole.model.state_dict())
+    assert_same(dict(again.pruner.weights), dict(callback.pruner.weights))
+
+
+def test_a_packed_pretrained_model_comes_back_bit_for_bit(tmp_path):
+    pytest.importorskip("transformers", reason=REASON)
+    from transformers import BertConfig, BertForMaskedLM
+
+    from regrow.hf import from_pretrained, save_pretrained
+
+    trainer, _ = hugging_face("here")
+    save_pretrained(trainer.model, tmp_path / "packed")
+    loaded = from_pretrained(tmp_path / "packed")
+    assert type(loaded) is type(trainer.model)
+    assert_same(loaded.state_dict(), trainer.model.state_dict())
+    dense = 4 * sum(parameter.numel() for parameter in loaded.parameters())
+    assert (tmp_path / "packed/model.regrow").stat().st_size < dense / 3
+
+    tied = BertForMaskedLM(
+        BertConfig(vocab_size=99, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    )
+    save_pretrained(tied, tmp_path / "tied")
+    assert len(regrow.load(tmp_path / "tied/model.regrow")) < len(tied.state_dict()), "tied weights are stored once"
+    assert_same(from_pretrained(tmp_path / "tied").state_dict(), tied.state_dict())
+
+
+def test_a_packed_pretrained_folder_runs_no_code_and_names_what_is_wrong(tmp_path):
+    pytest.importorskip("transformers", reason=REASON)
+    import json
+
+    from regrow.hf import from_pretrained, save_pretrained
+
+    with pytest.raises(FileNotFoundError, match=r"has no model.regrow"):
+        from_pretrained(tmp_path)
+    with pytest.raises(TypeError, match="takes a PreTrainedModel, got Linear"):
+        save_pretrained(nn.Linear(1, 1), tmp_path)
+    save_pretrained(example("huggingface_trainer").make_model(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "evil.py").write_text("import pathlib; pathlib.Path('imported').touch()")
+    evil = {**config, "auto_map": {"AutoConfig": "evil.Config"}, "architectures": ["evil.Model"]}
+    (tmp_path / "config.json").write_text(json.dumps(evil))
+    with pytest.raises(ValueError, match=r"not a model of transformers|trust_remote_code"):
+        from_pretrained(tmp_path)
+    assert not Path("imported").exists()
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_channels": 3}))
+    with pytest.raises(regrow.FormatError, match="does not fit its configuration"):
+        from_pretrained(tmp_path)
+
+
+def test_a_lightning_callback_prunes_a_module_that_knows_nothing_of_it(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch", reason=REASON)
+    from lightning.pytorch.loggers import CSVLogger
+
+    host, plain = example("lightning_fit"), example("plain_pytorch")
+
+    class Plain(host.Classifier):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    def fit(epochs, resume=None, tracker=None):
+        callback = host.PrunerCallback("dpf", sparsity=regrow.Cubic(0.9, end=60), every=4, tracker=tracker)
+        trainer = lightning.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            callbacks=[callback],
+            logger=CSVLogger(tmp_path / "logs"),
+            log_every_n_steps=10,
+            enable_progress_bar=False,
+        )
+        module = Plain(plain.make_model())
+        loader = torch.utils.data.DataLoader(plain.digits("train"), batch_size=64)
+        trainer.fit(module, loader, ckpt_path=resume)
+        trainer.save_checkpoint(tmp_path / f"{epochs}.ckpt")
+        return module, callback.pruner
+
+    tracker = Recorded()
+    whole, pruner = fit(4, tracker=tracker)
+    assert pruner.sparsity == pytest.approx(0.9, abs=1e-3)
+    assert tracker.calls[0][0] == 10
+    fit(2)
+    resumed, again = fit(4, resume=tmp_path / "2.ckpt")
+    assert again.step == 84
+    assert_same(resumed.state_dict(), whole.state_dict())
+    assert_same(dict(again.weights), dict(pruner.weights))
+
+
+def test_a_number_ramps_over_three_quarters_of_a_lightning_training():
+    lightning = pytest.importorskip("lightning.pytorch", reason=REASON)
+    host, plain = example("lightning_fit"), example("plain_pytorch")
+
+    class Plain(host.Classifier):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Two(host.Classifier):
+        automatic_optimization = False
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
+
+    def fit(module, callback):
+        quiet = {"enable_progress_bar": False, "enable_checkpointing": False, "logger": False}
+        lightning.Trainer(max_steps=20, accelerator="cpu", callbacks=[callback], **quiet).fit(
+            module(plain.make_model()), plain.make_loader()
+        )
+        return callback.pruner
+
+    assert fit(Plain, host.PrunerCallback("dpf", sparsity=0.9)).schedule == regrow.Cubic(0.9, end=15)
+    assert fit(Plain, host.PrunerCallback("rigl", sparsity=0.9)).sparsity == pytest.approx(0.9, abs=0.01)
+    with pytest.raises(ValueError, match="needs one optimizer, Two has 2"):
+        fit(Two, host.PrunerCallback("dpf", sparsity=0.9))
+    with pytest.raises(TypeError, match="options need a method"):
+        host.PrunerCallback(sparsity=0.9)

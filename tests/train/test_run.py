@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from regrow.runs.folder import RunFolderError, read_metrics, read_recipe, read_result
 from regrow.runs.recipe import Recipe, RecipeError
-from regrow.train.events import EpochEnded, Finished, Started
+from regrow.train.events import EpochEnded, Finished, Started, Tracker
 from regrow.train.loop import make_trainer
 from regrow.train.run import run
 
@@ -239,3 +239,17 @@ def test_a_package_needed_at_the_end_is_checked_at_the_start(tmp_path, monkeypat
     with pytest.raises(ImportError, match=r'model files need safetensors: pip install "regrow\[cli\]"'):
         run(Recipe(data="digits", epochs=1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_tracker_gets_the_numbers_of_every_epoch(tmp_path):
+    calls = []
+
+    class Recorded:
+        def log(self, data, *, step):
+            calls.append((step, data))
+
+    run(QUICK, tmp_path / "run", listeners=[Tracker(Recorded())])
+    records = read_metrics(tmp_path / "run")
+    assert [step for step, _ in calls] == [1, 2, 3]
+    assert [data["top1"] for _, data in calls] == [record["top1"] for record in records]
+    assert calls[-1][1]["layers/conv2.weight"] == records[-1]["layers"]["conv2.weight"]

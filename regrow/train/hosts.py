@@ -1,0 +1,38 @@
+"""Attach a method by its name in a training loop of another framework, whose number of steps is known."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from regrow.core.schedule import Cubic
+from regrow.methods import Pruner
+from regrow.methods.registry import find_method, method_options
+from regrow.train.build import ramps
+
+# As in recipes: the sparsity is final after three quarters of training.
+_RAMP = 0.75
+
+
+def attach(
+    method: str | type[Pruner], model: nn.Module, optimizer: Optimizer, total_steps: int, options: dict[str, Any]
+) -> Pruner:
+    """Attach `method` to a training of `total_steps` optimizer steps.
+
+    A number as sparsity becomes a cubic ramp over the first 75 % of the steps, if the method can ramp. The masks are
+    updated as often as suits the length (`every="auto"`), unless `options` says otherwise.
+    """
+    cls = find_method(method) if isinstance(method, str) else method
+    known = method_options(cls)
+    sparsity, end = options.get("sparsity"), round(_RAMP * total_steps)
+    given = dict(options)
+    if isinstance(sparsity, Real) and ramps(cls) and end:
+        given["sparsity"] = Cubic(float(sparsity), end=end)
+    for name in {"total", "total_steps"} & known.keys():
+        given.setdefault(name, total_steps)
+    if "every" in known:
+        given.setdefault("every", "auto")
+    return cls(model, optimizer, **given)
