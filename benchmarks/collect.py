@@ -30,11 +30,12 @@ def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
     environment = json.loads((run / "environment.json").read_text())
     epochs = read_metrics(run)
     trained = [epoch for epoch in epochs if epoch["phase"] == "train"]
-    # Folders of the machine say nothing to a reader; the recipe is the command, and masks are known by the run's name.
+    # Folders of the machine say nothing to a reader; the recipe is the command, and masks and weights of other runs are
+    # known by the run's name.
     recipe = portable(Recipe.of(result["recipe"], str(run)))
     shown = [{name: _short(epoch[name]) for name in _EPOCH if name in epoch} for epoch in epochs]
     return {
-        **({"top1_before_finetuning": trained[-1]["top1"]} if "top1" in result else {}),
+        **({"top1_before_finetuning": trained[-1]["top1"]} if trained and "top1" in result else {}),
         **result,
         "key": recipe.key(),
         "recipe": dataclasses.asdict(recipe),

@@ -26,7 +26,7 @@ class ResultStore:
     """Finished runs from run folders and result files, found by their recipes.
 
     A run with fine-tuning also provides the result of the same training without it, unless there is a run without it.
-    A mask from another run is identified by that run's recipe, wherever its folder is.
+    A mask or initial weights from another run are identified by that run's recipe, wherever its folder is.
     """
 
     def __init__(self, runs: Iterable[Run] = (), paths: Sequence[Path] = ()) -> None:
@@ -125,11 +125,19 @@ def mask_name(recipe: Recipe) -> str:
     return identity(recipe, finetuned=False).folder_name()
 
 
+def weights_name(recipe: Recipe) -> str:
+    """Return the name of the weights that `recipe` trains, for the field `init` of other recipes."""
+    recipe = portable(recipe)
+    return identity(recipe, finetuned=recipe.finetune_epochs > 0).folder_name()
+
+
 def portable(recipe: Recipe) -> Recipe:
-    """Return the recipe with the folder in `masks` replaced by the name of the mask."""
-    if recipe.masks is None or not (Path(recipe.masks) / "recipe.toml").is_file():
-        return recipe
-    return recipe.changed(masks=mask_name(read_recipe(recipe.masks)))
+    """Return the recipe with folders in `masks` and `init` replaced by the names of mask and weights."""
+    if recipe.masks is not None and (Path(recipe.masks) / "recipe.toml").is_file():
+        recipe = recipe.changed(masks=mask_name(read_recipe(recipe.masks)))
+    if recipe.init is not None and (Path(recipe.init) / "recipe.toml").is_file():
+        recipe = recipe.changed(init=weights_name(read_recipe(recipe.init)))
+    return recipe
 
 
 def _address(recipe: Recipe, finetuned: bool) -> str:

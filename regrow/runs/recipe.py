@@ -339,10 +339,8 @@ def _check_ranges(recipe: Recipe) -> None:
             value = getattr(recipe, name)
             if value not in (None, "auto") and value < least:
                 raise RecipeError(f"{name} must be at least {least}, got {value}")
-    if not recipe.epochs and (recipe.init is None or not recipe.finetune_epochs):
-        raise RecipeError(
-            "epochs must be at least 1, got 0: only with init and finetune_epochs can a trained model be pruned at once"
-        )
+    if not recipe.epochs and recipe.init is None:
+        raise RecipeError("epochs must be at least 1, got 0: only the weights of init can be pruned at once")
     for name in ("model", "data"):
         if ":" in (value := getattr(recipe, name)) and not _CALLABLE.fullmatch(value):
             raise RecipeError(f"{name} must be a name or have the form package.module:callable, got {value!r}")

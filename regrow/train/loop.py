@@ -164,6 +164,8 @@ class Trainer:
 
     def _training(self) -> Phase:
         recipe, total = self.recipe, self.sets.steps * self.recipe.epochs
+        if not recipe.epochs and not recipe.finetune_epochs:
+            raise RecipeError("epochs = 0 needs finetune_epochs of at least 1, got 0: there would be nothing to train")
         optimizer = build.make_optimizer(recipe, self.model, kind=recipe.optimizer, lr=recipe.lr)
         pruner = build.make_pruner(recipe, self.model, optimizer, self.sets.steps)
         if not total and not pruner.requested:

@@ -295,3 +295,12 @@ def test_a_shape_that_the_model_does_not_run_on_is_named_with_what_would_be_righ
     with pytest.raises(ValueError, match=message) as refused:
         account(build("resnet8"), shape)
     assert re.search(hint, str(refused.value))
+
+
+def test_the_sparsity_of_an_account_is_that_of_the_whole_model_whatever_the_batch():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1, bias=False))  # 24 parameters
+    with torch.no_grad():
+        model[0].weight[:3] = 0
+    one, many = (account(model, torch.randn(count, 4)) for count in (1, 7))
+    assert one.sparsity == many.sparsity == 12 / 24
+    assert one.macs == many.macs == 20

@@ -6,12 +6,14 @@ import time
 import pytest
 import torch
 
-from benchmarks.collect import record
+from benchmarks.collect import add, record
 from regrow.methods import LotteryTicket
+from regrow.runs.recipe import Recipe
+from regrow.train.run import run
 from reproduce.__main__ import call
 from reproduce.experiments import all_experiments, find_experiment, show
 from reproduce.lottery import tickets
-from reproduce.results import ResultStore
+from reproduce.results import ResultStore, weights_name
 from reproduce.scales import find_scale
 
 # Networks this small lose whole layers at high sparsity, which is said and changes nothing here.
@@ -153,3 +155,17 @@ def test_tuning_comes_first_and_its_choice_is_used_and_written_down(tmp_path):
     assert {choice["method"] for choice in choices} == {"dense", "sfp", "dpf"}
     assert used["SFP"] == next(choice["lr"] for choice in choices if choice["method"] == "sfp")
     assert all(len(choice["tried"]) >= 3 for choice in choices)
+
+
+def test_a_run_is_found_by_the_recipe_of_the_run_that_it_started_from(tmp_path):
+    dense = Recipe(method="dense", epochs=1, batch=256, threads=1, width=4)
+    run(dense, tmp_path / "dense")
+    pruned = dense.changed(method="oneshot", epochs=0, init=str(tmp_path / "dense"), finetune_epochs=1)
+    run(pruned, tmp_path / "pruned")
+    add([record(tmp_path / "pruned")], tmp_path / "results.jsonl")
+    assert str(tmp_path) not in (tmp_path / "results.jsonl").read_text()
+    wanted = pruned.changed(init=weights_name(dense), threads=None)
+    for store in (ResultStore.read([tmp_path / "results.jsonl"]), ResultStore.read([tmp_path / "pruned"])):
+        assert store.outcome(wanted, finetuned=True) is not None
+        other = wanted.changed(init=weights_name(dense.changed(seed=1)))
+        assert store.outcome(other, finetuned=True) is None

@@ -287,7 +287,7 @@ def test_one_shot_prunes_the_weights_of_a_file_and_fine_tunes_them(form):
     ("fields", "message"),
     [
         ({"init": None}, "epochs must be at least 1, got 0"),
-        ({"finetune_epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"finetune_epochs": 0}, "epochs = 0 needs finetune_epochs of at least 1, got 0"),
         ({"method": "dense"}, "needs a method that prunes when it is attached, such as oneshot, got dense"),
         ({"width": 8}, r"init: dense is not from this network: .* instead of"),
         ({"init": "nowhere"}, "init: nowhere does not exist"),
