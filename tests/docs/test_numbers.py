@@ -80,3 +80,22 @@ def test_the_table_of_accuracies_says_which_rate_would_have_been_better():
     rates = {0.05: Summary(50.0, 1.0, 3), 0.1: Summary(61.0, 1.0, 3), 0.2: Summary(40.0, 1.0, 3)}
     (note,) = better_rates([row], lambda _: rates)
     assert "DPF at 90 % came to 61.00 ± 1.00 (3) with a learning rate of 0.1" in note
+
+
+@pytest.mark.parametrize(
+    ("label", "settings"),
+    {
+        "dense, 40 epochs": ("dense", False, 40),
+        "DPF from the dense model": ("dpf", True, 10),
+        "one-shot, then fine-tuning": ("oneshot", True, 0),
+        "DPF from scratch, as short, 10 epochs": ("dpf", False, 10),
+        "DPF from scratch, full length, 40 epochs": ("dpf", False, 40),
+    }.items(),
+)
+def test_the_page_about_existing_models_has_the_accuracies_of_the_results(label, settings):
+    rows = [json.loads(line) for line in (RESULTS / "digits" / "existing-model.jsonl").read_text().splitlines()]
+    recipes = [(row["recipe"], row["top1"]) for row in rows]
+    found = Summary.of([top for r, top in recipes if (r["method"], r["init"] is not None, r["epochs"]) == settings])
+    (line,) = (line for line in text_of("existing-model.md").splitlines() if line.startswith(f"| {label} |"))
+    assert found.n == 3
+    assert line.endswith(f"| {found.mean:.1f} ± {found.std:.1f} % |")
