@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from regrow.deploy import pack
-from regrow.deploy.files import load_model
+from regrow import files
+from regrow.files.model_file import load_model
 from regrow.sweep import run_all
 from regrow.sweep.job import jobs_for
 from regrow.train import checkpoint
@@ -211,12 +211,12 @@ def _save_packed(path: Path) -> None:
     for number in range(first + 1, 10**9):
         weights = torch.zeros(1 + 7919 * number % 5_000, 9)
         weights[::3] = number
-        pack.save({"weights": weights, "number": torch.tensor(number)}, path)
+        files.save({"weights": weights, "number": torch.tensor(number)}, path)
         _say(path, number)
 
 
 def _packed_number(path: Path) -> int:
-    state = pack.load(path)
+    state = files.load(path)
     assert isinstance(state, dict)
     assert bool((state["weights"][::3] == state["number"]).all()), f"{path} is a mixture"
     return int(state["number"])

@@ -7,7 +7,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.pages import write_pages  # noqa: E402
-from regrow.version import __version__  # noqa: E402
+from regrow import __version__  # noqa: E402
 
 write_pages(ROOT / "docs" / "_generated")
 

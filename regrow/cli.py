@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from regrow.version import __version__
+from regrow import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

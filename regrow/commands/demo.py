@@ -41,7 +41,7 @@ def demo(out: Path = Path("runs/demo")) -> int:
     """
     from rich.text import Text
 
-    from regrow.deploy.pack import save
+    from regrow.files.packed import save
     from regrow.train.console import make_console
     from regrow.train.run import run
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 def env() -> int:
     """Print versions and machine, for bug reports."""
-    from regrow.deploy.engine.cache import cache_folder
-    from regrow.train.environment import environment
+    from regrow.system import cache_folder, environment
 
     facts = environment()
     engine = {"compiler": _compiler(), "cache": cache_folder()}

@@ -43,7 +43,7 @@ def check_file(path: Path, usual: str) -> None:
 
 def _expected(error: Exception) -> bool:
     from regrow.data import DataError
-    from regrow.deploy.container import FormatError
+    from regrow.files.model_file import FormatError
     from regrow.host.agreement import DisagreementError
     from regrow.sweep import ClusterError, SweepError
     from regrow.train.files import FolderError

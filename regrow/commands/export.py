@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regrow.deploy.engine.weights import Format
-    from regrow.deploy.pack import Dtype
+    from regrow.files.packed import Dtype
     from regrow.models import Network
 
 _ENDINGS = {"packed": ".regrow", "onnx": ".onnx", "program": ".pt2", "c": ".c"}
@@ -106,7 +106,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 def read_network(source: Path) -> Network:
     """The network in a run folder or a model file, ready for inference."""
-    from regrow.deploy.pack import load
+    from regrow.files.packed import load
     from regrow.models import Network
     from regrow.train.files import FolderError
 
@@ -140,7 +140,7 @@ def _shrunk(network: Network, round_to: int) -> nn.Module:
 
 def _write(model: nn.Module, network: Network, path: Path, to: str, dtype: Dtype, sparse: bool) -> None:
     if to == "packed":
-        from regrow.deploy.pack import save
+        from regrow.files.packed import save
 
         save(model, path, dtype=dtype)
     elif to == "onnx":

@@ -142,7 +142,7 @@ def _list(scale: Scale) -> None:
 
 def _cost(item: Item, scale: Scale, nothing: Library) -> str:
     """Return what an item costs when nothing is there yet; items share runs."""
-    from regrow.train.text import duration
+    from regrow.text import duration
 
     lacking = nothing.lacking(item.cells(scale, nothing))
     said = []

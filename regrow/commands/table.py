@@ -18,7 +18,7 @@ from regrow.commands.report import report
 from regrow.commands.reproduce import reproduce
 from regrow.commands.sweep import sweep
 from regrow.commands.train import train_command
-from regrow.host.hints import did_you_mean
+from regrow.text import did_you_mean
 from regrow.train.config import RecipeError
 
 

@@ -165,9 +165,9 @@ def _draw(event: Event) -> None:
 
 
 def _rehearse(recipe: Recipe) -> int:
+    from regrow.text import duration
     from regrow.train.display import title
     from regrow.train.rehearsal import rehearse
-    from regrow.train.text import duration
 
     found = rehearse(recipe)
     print(f"{title(recipe)}\n\n{found.account.table()}\n")

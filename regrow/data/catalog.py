@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from regrow.host.hints import did_you_mean
+from regrow.text import did_you_mean
 
 
 @dataclass(frozen=True)

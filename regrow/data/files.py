@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from regrow.data.catalog import Info
 from regrow.data.errors import DataError
+from regrow.system import cache_folder
 
 Bytes = NDArray[np.uint8]
 
@@ -21,15 +22,9 @@ Bytes = NDArray[np.uint8]
 DEBIAN = Path("/usr/share/datasets")
 
 
-def cache_directory() -> Path:
-    """Return the folder for downloads and decoded images: `~/.cache/regrow` or `$XDG_CACHE_HOME/regrow`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "regrow"
-
-
 def download_folder(name: str) -> Path:
     """Return the folder that downloads of data set `name` go to."""
-    return cache_directory() / "data" / name
+    return cache_folder() / "data" / name
 
 
 def folders(name: str, root: Path | str | None) -> list[Path]:
@@ -62,7 +57,7 @@ def cached(sources: Sequence[Path], shape: tuple[int, ...], make: Callable[[], B
     for source in sources:
         with source.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    path = cache_directory() / "decoded" / f"{digest.hexdigest()[:32]}.npy"
+    path = cache_folder() / "decoded" / f"{digest.hexdigest()[:32]}.npy"
     with contextlib.suppress(OSError, ValueError, EOFError):
         array: Bytes = np.load(path, allow_pickle=False)
         if array.shape == shape and array.dtype == np.uint8:

@@ -14,7 +14,7 @@ from regrow.data.draws import Indices
 from regrow.data.encoded import Files, Reader, Shards
 from regrow.data.errors import DataError, broken, require
 from regrow.data.stream import ImageStream
-from regrow.host.cores import cores
+from regrow.system import cores
 
 _IMAGES = (".jpeg", ".jpg", ".png")
 

@@ -20,7 +20,7 @@ from regrow.data.draws import Indices
 from regrow.data.errors import DataError, broken, require
 from regrow.data.files import Bytes, cached
 from regrow.data.images import ImageSet
-from regrow.host.cores import cores
+from regrow.system import cores
 
 # A row number and the bytes there.
 Image = tuple[int, bytes | None]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from regrow.core.modules import check_same, distance, output_of, prepared
 from regrow.deploy.engine.build import Kernels, kernel_source
 from regrow.deploy.engine.c_text import float_literal, initializer
 from regrow.deploy.engine.capture import capture
@@ -25,8 +26,7 @@ from regrow.deploy.engine.schedule import schedule
 from regrow.deploy.engine.steps import Schedule
 from regrow.deploy.engine.tiles import Shape, shapes_of
 from regrow.deploy.engine.weights import Format, rounded
-from regrow.deploy.prepared import check_same, distance, output_of, prepared
-from regrow.host.disk import write_atomically
+from regrow.system import write_atomically
 
 BITS = {"fp32": 32, "fp16": 16, "int8": 8}
 

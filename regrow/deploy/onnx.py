@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from regrow.deploy.exportable import any_batch, exportable
-from regrow.host.disk import write_atomically
+from regrow.core.modules import any_batch, exportable
+from regrow.system import write_atomically
 
 TOLERANCE = 1e-4
 """How far ONNX Runtime may be from torch, relative to the largest output (and absolutely, if that is below one)."""

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from regrow.deploy.exportable import any_batch, exportable
-from regrow.host.disk import write_atomically
+from regrow.core.modules import any_batch, exportable
+from regrow.system import write_atomically
 
 
 def to_program(model: nn.Module, example_input: Tensor | tuple[Tensor, ...], path: str | Path) -> None:

@@ -19,8 +19,8 @@ from typing import Any, Literal, Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.checks import check_amount, check_count
 from regrow.choices.budget import allocate
-from regrow.core.checks import check_amount, check_count
 from regrow.host.targets import find_targets
 from regrow.methods.about import About
 from regrow.methods.rewire import Rewire, RewireOptions

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
-from regrow.host.hints import did_you_mean
 from regrow.paper.cells import Cell
 from regrow.paper.rates import Rates, known_rates, rate_of
+from regrow.text import did_you_mean
 from regrow.train.catalog import load_recipe
 from regrow.train.config import Device, Recipe, RecipeError
 

@@ -16,12 +16,12 @@ from typing import Any
 from torch import nn
 
 from regrow.analysis import Dynamics, account
-from regrow.core import Masks
+from regrow.core.masks import Masks
 from regrow.methods import Fixed, LotteryTicket
 from regrow.methods.lottery import level_sparsities
+from regrow.system import environment, versions
 from regrow.train import parts
 from regrow.train.config import Recipe
-from regrow.train.environment import environment, versions
 from regrow.train.files import write_json, write_whole
 from regrow.train.loop import Phase, Tally, Trainer, make_trainer
 from regrow.train.rates import training_rate

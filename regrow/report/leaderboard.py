@@ -9,8 +9,8 @@ from regrow.report.outcomes import Group, Summary
 from regrow.report.runs import Run
 from regrow.report.tasks import Entry, Task, method_title, percent
 from regrow.report.text import plus_minus
+from regrow.text import duration, quantity
 from regrow.train.config import Recipe
-from regrow.train.text import duration, quantity
 
 
 @dataclass(frozen=True)

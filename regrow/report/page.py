@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from regrow import __version__
 from regrow.report import leaderboard
 from regrow.report.collection import Section, every_choice, layered, sections
 from regrow.report.files import vega_lite_version, vl_convert, write_figures
@@ -19,7 +20,6 @@ from regrow.report.runs import Run, find_runs
 from regrow.report.tasks import Task, make_tasks, percent
 from regrow.report.theme import DARK, LIGHT, dash
 from regrow.train.files import write_whole
-from regrow.version import __version__
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from regrow.report.outcomes import Outcome
 from regrow.report.runs import Run
 from regrow.report.tasks import Entry, Task
-from regrow.train.text import duration
+from regrow.text import duration
 
 
 @dataclass(frozen=True)

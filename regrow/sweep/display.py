@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from regrow.sweep.events import Began, Event, Update
+from regrow.text import duration
 from regrow.train.console import make_console
-from regrow.train.text import duration
 
 
 class Board:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from regrow.host.hints import did_you_mean
+from regrow.text import did_you_mean
 from regrow.train.catalog import load_recipe, recipe_names
 from regrow.train.config import Recipe, RecipeError, is_own_method, read_toml
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from regrow.host.cores import cores
-from regrow.host.hints import did_you_mean
 from regrow.sweep.job import Job, Outcome
+from regrow.system import cores
+from regrow.text import did_you_mean
 from regrow.train.config import RecipeError
 
 PLACES = ("local", "ray", "slurm")

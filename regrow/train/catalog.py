@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from regrow.host.hints import did_you_mean
+from regrow.text import did_you_mean
 from regrow.train.config import Recipe, RecipeError
 
 _FOLDER = Path(__file__).parent / "recipes"

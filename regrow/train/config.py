@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from regrow.host.hints import did_you_mean, plain
+from regrow.text import did_you_mean, plain
 
 Device = Literal["cpu", "cuda", "mps"]
 

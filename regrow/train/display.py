@@ -11,11 +11,11 @@ from rich.table import Table
 
 from regrow import data
 from regrow.methods.registry import find_method, method_options
+from regrow.text import duration, quantity
 from regrow.train.config import Recipe
 from regrow.train.console import make_console
 from regrow.train.events import EpochEnded, Event, Finished, Started, Stepped
 from regrow.train.pruning import ramps
-from regrow.train.text import duration, quantity
 
 
 class Display:

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from regrow.host.disk import write_atomically
+from regrow.system import write_atomically
 
 FIXES = {
     errno.ENOSPC: "The disk is full: make room, then run the same command again to go on.",

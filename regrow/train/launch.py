@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from regrow.host.cores import cores
+from regrow.system import cores
 from regrow.train.world import ProcessesDiedError
 
 

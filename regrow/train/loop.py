@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.analysis import Dynamics
-from regrow.core import Masks
+from regrow.core.masks import Masks
 from regrow.data import DataError
 from regrow.host.layout import unpack
 from regrow.host.shards import held, is_sharded

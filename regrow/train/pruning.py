@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core import Constant, Cubic, Masks
-from regrow.core.schedule import Schedule, scaled_period
-from regrow.deploy.files import load_model
-from regrow.host.hints import did_you_mean
-from regrow.host.targets import find_targets, named_parameters
+from regrow.core.masks import Masks
+from regrow.core.modules import named_parameters
+from regrow.core.schedule import Constant, Cubic, Schedule, scaled_period
+from regrow.files.model_file import load_model
+from regrow.host.targets import find_targets
 from regrow.methods import SFP, Dense, Feedback, Fixed, Pruner
 from regrow.methods.registry import find_method, method_options
+from regrow.text import did_you_mean
 from regrow.train.config import Recipe, RecipeError
 
 # The recipe's fields that are options of many methods, by the methods' names.

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from regrow.analysis import Account, account
-from regrow.deploy.container import safetensors
-from regrow.deploy.files import save_model
+from regrow.files.model_file import safetensors, save_model
 from regrow.models import Network
+from regrow.system import environment, versions
 from regrow.train import checkpoint
 from regrow.train.config import Recipe
-from regrow.train.environment import environment, versions
 from regrow.train.events import EpochEnded, Event, Finished, Listener, Started, Stepped
 from regrow.train.files import FolderError, cannot_write, remove_partial, remove_shards, write_json, write_whole
 from regrow.train.folder import read_result

@@ -15,9 +15,9 @@ import regrow
 from regrow.deploy.engine import build as kernels
 from regrow.deploy.engine import tune
 from regrow.deploy.engine.build import load_library
-from regrow.deploy.engine.cache import remember
 from regrow.deploy.engine.toolchain import NoCompilerError, find_compiler
 from regrow.deploy.engine.tracer import UnsupportedOperationError
+from regrow.system import remember
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 

@@ -12,7 +12,7 @@ import torch
 import regrow
 from regrow.deploy.engine.memory import allocate
 from regrow.deploy.engine.sessions import Pool
-from regrow.host.cores import cores
+from regrow.system import cores
 
 FORK = """
 import os, sys, torch, regrow

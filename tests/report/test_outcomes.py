@@ -14,9 +14,9 @@ from regrow.report.outcomes import Summary, group
 from regrow.report.runs import Run, find_runs, read_run
 from regrow.report.tasks import make_tasks
 from regrow.report.text import plus_minus
+from regrow.text import quantity
 from regrow.train.config import Recipe, RecipeError
 from regrow.train.files import FolderError
-from regrow.train.text import quantity
 from tests.report.conftest import QUICK
 
 ACCURACIES = st.floats(0, 100)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from regrow.core.modules import inference, prepared
 from regrow.deploy.bench.deepsparse import DeepSparse
 from regrow.deploy.bench.runtimes import could_not_run, dense_runtimes, to_plain_onnx
 from regrow.deploy.bench.turns import Contender, fastest
@@ -19,8 +20,7 @@ from regrow.deploy.engine.build import load_library
 from regrow.deploy.engine.compiler import compile
 from regrow.deploy.engine.model import Profile
 from regrow.deploy.engine.toolchain import NoCompilerError
-from regrow.deploy.pack import save
-from regrow.deploy.prepared import inference, prepared
+from regrow.files.packed import save
 
 ENGINE = "regrow"
 RIVAL = "deepsparse"

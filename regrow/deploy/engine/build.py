@@ -10,13 +10,12 @@ from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 
+from regrow.checks import warn
 from regrow.deploy.engine import native
-from regrow.deploy.engine.cache import cache_folder, digest, remember
 from regrow.deploy.engine.layout import side_bytes
 from regrow.deploy.engine.tiles import SHAPES, Shape
 from regrow.deploy.engine.toolchain import NoCompilerError, call, find_compiler, flags_for, processor, version_of
-from regrow.host.cores import cores
-from regrow.host.warn import warn
+from regrow.system import cache_folder, cores, digest, remember
 
 MOST_UNITS, LEAST_KERNELS = 4, 4
 """How many compilers share a build at most, and kernels for each at least: all of them read kernels.c first."""

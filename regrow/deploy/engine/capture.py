@@ -8,10 +8,10 @@ import torch
 from torch import fx, nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from regrow.core.modules import inference
 from regrow.deploy.engine.graph import Graph, Value
 from regrow.deploy.engine.operations import HANDLERS, Arguments
 from regrow.deploy.engine.tracer import Tracer, UnsupportedOperationError
-from regrow.deploy.prepared import inference
 
 __all__ = ["UnsupportedOperationError", "capture"]
 

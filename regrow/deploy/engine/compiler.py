@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from regrow.checks import warn
+from regrow.core.modules import check_same, output_of, prepared
 from regrow.deploy.engine.build import Library, fit_library, load_library
 from regrow.deploy.engine.capture import capture
 from regrow.deploy.engine.fitted import fitted
@@ -19,8 +21,6 @@ from regrow.deploy.engine.shortcuts import join_shortcuts
 from regrow.deploy.engine.steps import Schedule
 from regrow.deploy.engine.toolchain import NoCompilerError
 from regrow.deploy.engine.tune import Tuning, rows_pay, tuned
-from regrow.deploy.prepared import check_same, output_of, prepared
-from regrow.host.warn import warn
 
 WORTH_ROWS = 1_000_000
 """Multiply-accumulates in an image from which it pays, by experience, to give threads shares of its rows."""

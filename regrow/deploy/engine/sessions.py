@@ -12,7 +12,7 @@ from regrow.deploy.engine import native
 from regrow.deploy.engine.build import Library
 from regrow.deploy.engine.memory import allocate
 from regrow.deploy.engine.plan import Plan
-from regrow.host.cores import cores
+from regrow.system import cores
 
 Kept = TypeVar("Kept")
 

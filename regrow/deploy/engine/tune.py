@@ -12,7 +12,6 @@ from statistics import median
 import torch
 
 from regrow.deploy.engine.build import Library
-from regrow.deploy.engine.cache import cache_folder, digest, remember
 from regrow.deploy.engine.fitted import separate_halos
 from regrow.deploy.engine.model import noise
 from regrow.deploy.engine.plan import write_plan
@@ -22,7 +21,7 @@ from regrow.deploy.engine.sessions import Division
 from regrow.deploy.engine.steps import Schedule
 from regrow.deploy.engine.tiles import Problem, Tile, candidates
 from regrow.deploy.engine.writer import Once
-from regrow.host.cores import cores
+from regrow.system import cache_folder, cores, digest, remember
 
 ROUNDS = 24
 """Tiles tried for each convolution, the most promising first."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from regrow.host.hints import did_you_mean
 from regrow.paper.item import Item
 from regrow.paper.items import claims, figures, lottery, settings, tables, theorems
+from regrow.text import did_you_mean
 from regrow.train.config import RecipeError
 
 

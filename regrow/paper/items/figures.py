@@ -15,7 +15,7 @@ from regrow.report.figures.figure import Figure, altair, compact, finish, new_ch
 from regrow.report.files import can_draw
 from regrow.report.outcomes import Summary
 from regrow.report.tasks import percent
-from regrow.train.text import quantity
+from regrow.text import quantity
 
 _COSTS = ("accuracy-sparsity", "accuracy-parameters", "accuracy-macs")
 _WIDE = ("wrn28-2", "wrn28-4", "wrn28-8")

@@ -12,7 +12,7 @@ from regrow.paper.item import Item
 from regrow.paper.scales import Scale
 from regrow.paper.views import NOT_RUN, View, as_row, number, table
 from regrow.report.tasks import percent
-from regrow.train.text import quantity
+from regrow.text import quantity
 
 REWIRING = (DENSE, Column("snip"), Column("sparse-momentum"), Column("dsr"), Column("dpf"))
 SIMPLE = (

@@ -16,7 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from regrow.host.hints import did_you_mean
+from regrow.text import did_you_mean
 
 Outcome = Literal["converged", "diverged", "unreported"]
 

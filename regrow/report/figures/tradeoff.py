@@ -10,7 +10,7 @@ from regrow.report.figures.figure import SHOWN, Figure, altair, compact, finish,
 from regrow.report.outcomes import Summary
 from regrow.report.tasks import Entry, Task
 from regrow.report.text import plus_minus, seeds, sentence
-from regrow.train.text import quantity
+from regrow.text import quantity
 
 
 @dataclass(frozen=True)
