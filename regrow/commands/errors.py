@@ -11,7 +11,7 @@ FAILED, MISUSED = 1, 2
 
 def explain(error: Exception) -> int:
     """Print an error that has an explanation in one line and return the exit code; raise what is a bug of ours."""
-    from regrow.host.agreement import DisagreementError
+    from regrow.core.distributed import RankMismatchError
     from regrow.train.config import RecipeError
     from regrow.train.files import FIXES, cannot_write
     from regrow.train.loop import DivergedError
@@ -28,7 +28,7 @@ def explain(error: Exception) -> int:
     if os.environ.get("REGROW_DEBUG"):
         raise error
     # What all processes of a run find out at once is said by the first.
-    if not (rank() and isinstance(error, RecipeError | DivergedError | DisagreementError | FirstFailedError)):
+    if not (rank() and isinstance(error, RecipeError | DivergedError | RankMismatchError | FirstFailedError)):
         print(f"regrow: {error}", file=sys.stderr)
     return code
 
@@ -42,9 +42,9 @@ def check_file(path: Path, usual: str) -> None:
 
 
 def _expected(error: Exception) -> bool:
+    from regrow.core.distributed import RankMismatchError
     from regrow.data import DataError
     from regrow.files.model_file import FormatError
-    from regrow.host.agreement import DisagreementError
     from regrow.sweep import ClusterError, SweepError
     from regrow.train.files import FolderError
     from regrow.train.loop import DivergedError
@@ -59,7 +59,7 @@ def _expected(error: Exception) -> bool:
         DivergedError,
         SweepError,
         ClusterError,
-        DisagreementError,
+        RankMismatchError,
         FirstFailedError,
         ProcessesDiedError,
     )

@@ -18,21 +18,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.checks import check_amount, warn
-from regrow.methods.about import About
-from regrow.methods.rewire import Rewire, RewireOptions
+from regrow.core.options import MethodInfo
+from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
 
 
-class DeepR(Rewire):
-    """Samples the connections of `model` together with their weights; `total` is the length of training in steps."""
+class DeepR(DropAndGrow):
+    """Samples the connections of `model` together with their weights; `total_steps` is the length of training."""
 
-    about = About(
+    info = MethodInfo(
         paper="Bellec et al. 2018",
         when="every step",
         score="drop: change of sign; grow: random",
         cost="two draws and two selections per layer, every step",
     )
-    fresh_momentum = True
-    shared = (*Rewire.shared, "l1", "temperature", "eta")
+    resets_momentum = True
+    resume_options = (*DropAndGrow.resume_options, "l1", "temperature", "eta")
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class DeepR(Rewire):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        total: int | None = None,
+        total_steps: int | None = None,
         l1: float = 1e-5,
         temperature: tuple[float, float] = (1e-5, 1e-15),
         eta: float = 0.01,
-        **options: Unpack[RewireOptions],
+        **options: Unpack[DropAndGrowOptions],
     ) -> None:
         self.l1, self.eta = check_amount("l1", l1, zero=True), check_amount("eta", eta, zero=True)
         if not isinstance(temperature, tuple | list) or len(temperature) != 2:
@@ -52,7 +52,7 @@ class DeepR(Rewire):
         hot, cold = (check_amount("each temperature", each) for each in temperature)
         self.temperature = hot, cold
         self._before: dict[str, Tensor] = {}
-        super().__init__(model, optimizer, sparsity=sparsity, every=1, total=total, **options)
+        super().__init__(model, optimizer, sparsity=sparsity, every=1, total_steps=total_steps, **options)
         if decays := [group["weight_decay"] for group in self.optimizer.param_groups if group.get("weight_decay")]:
             warn(f"DeepR has its L1 term in place of weight decay, and this optimizer decays by {decays[0]:g} as well.")
 
@@ -65,14 +65,14 @@ class DeepR(Rewire):
         scale = getattr(self.optimizer, "grad_scale", None)  # of gradients that a fused step is to unscale itself
         strength = self.l1 if scale is None else self.l1 * float(scale)
         for name, target in self.targets.items():
-            self._before[name] = target.held.sign()
+            self._before[name] = target.local.sign()
             if target.grad is not None:
                 target.grad.add_(self._before[name], alpha=strength)
 
-    def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
+    def drop_and_grow(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Shake the active weights, drop those that crossed zero, grow as many at random where there was none."""
         hot, cold = self.temperature
-        noise = (2 * self.eta * hot * (cold / hot) ** (t / self.total)) ** 0.5
+        noise = (2 * self.eta * hot * (cold / hot) ** (t / self.total_steps)) ** 0.5
         for name, mask in self.masks.items():
             weight = self.weights[name]
             shake = torch.special.ndtri(self.draw(name, t, "noise")).mul_(noise)

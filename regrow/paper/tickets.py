@@ -16,9 +16,9 @@ from typing import Any
 from torch import nn
 
 from regrow.analysis import Dynamics, account
-from regrow.core.masks import Masks
-from regrow.methods import Fixed, LotteryTicket
-from regrow.methods.lottery import level_sparsities
+from regrow.core.state import Masks
+from regrow.methods.fixed import Fixed
+from regrow.methods.lottery import LotteryTicket, level_sparsities
 from regrow.system import environment, versions
 from regrow.train import parts
 from regrow.train.config import Recipe
@@ -46,7 +46,7 @@ class Ticket:
 
     def level(self, sparsity: float) -> Recipe:
         """Return the recipe under which the run of one level is known."""
-        options = (f"drop={_DROP}", f"rewind={self.rewind}")
+        options = (f"drop_fraction={_DROP}", f"rewind={self.rewind}")
         return self.recipe.changed(method="lottery", sparsity=round(sparsity, 6), options=options)
 
     def epochs(self, level: int) -> int:
@@ -64,7 +64,7 @@ def search(ticket: Ticket, folder: Path, *, tell: Callable[[str], None] = print)
         trainer.model,
         ticket.sparsity,
         rewind=ticket.rewind * trainer.sets.steps,
-        drop=_DROP,
+        drop_fraction=_DROP,
         folder=folder / f"search-{_folder_name(ticket.level(ticket.sparsity))}",
     )
 

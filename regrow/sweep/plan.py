@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from regrow.methods.registry import built_in_name, find_method
 from regrow.text import did_you_mean
 from regrow.train.catalog import load_recipe, recipe_names
-from regrow.train.config import Recipe, RecipeError, is_own_method, read_toml
+from regrow.train.config import Recipe, RecipeError, read_toml
 
 _FIELDS = {field.name: field.default for field in dataclasses.fields(Recipe)}
 
@@ -79,9 +80,7 @@ def _choices(name: str, value: Any, path: Path) -> list[Any]:
 def _check_methods(recipes: list[Recipe], path: Path) -> None:
     """Find a misspelt method before anything is trained; torch is imported for what is not the package's own only."""
     for name in dict.fromkeys(recipe.method for recipe in recipes):
-        if not is_own_method(name):
-            from regrow.methods.registry import find_method
-
+        if built_in_name(name) is None:
             try:
                 find_method(name)
             except (TypeError, ValueError) as error:

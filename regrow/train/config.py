@@ -15,35 +15,13 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from regrow.text import did_you_mean, plain
+from regrow.methods.registry import built_in_name, find_method
+from regrow.text import did_you_mean
 
 Device = Literal["cpu", "cuda", "mps"]
 
 # Where a run happens does not change what it is.
 _NOT_IN_KEY = ("device", "threads", "parallel")
-
-# The methods of the package as recipes write them, so that their keys do not depend on how a name was spelt.
-_METHODS = (
-    "dense",
-    "dpf",
-    "incremental",
-    "oneshot",
-    "snip",
-    "dsr",
-    "sparse-momentum",
-    "set",
-    "deepr",
-    "rigl",
-    "sfp",
-    "fixed",
-    "feedback",
-    "static",
-    "acdc",
-    "granet",
-    "dsd",
-    "srste",
-    "dns",
-)
 
 # What torch's generator takes for a seed has 64 bits with a sign.
 _LARGEST_SEED = 2**63 - 1
@@ -71,8 +49,7 @@ class Recipe:
     growth: int | None = None
     """Growth rate of a DenseNet. None: as in its paper (12)."""
     method: str = "dpf"
-    """dpf, incremental, oneshot, snip, dsr, sparse-momentum, set, deepr, rigl, sfp, static, acdc, granet, dsd, srste,
-    dns, fixed (see masks) or dense."""
+    """Pruning method: `regrow methods` lists them. fixed keeps given masks (see masks), dense prunes nothing."""
     sparsity: float = 0.9
     """Share of the targeted weights (or filters) that is pruned at the end."""
     every: int | Literal["auto"] | None = None
@@ -92,7 +69,7 @@ class Recipe:
     decay_at: Literal["dense", "pruned"] | None = None
     """Whether weight decay acts on the dense weights w, which is the default, or on the pruned ones ŵ."""
     options: tuple[str, ...] = ()
-    """More options of the method, such as zeta=0.2, channels=true or criterion=rms; see `regrow methods NAME`."""
+    """More options of the method, such as drop_fraction=0.2 or criterion=rms; see `regrow methods NAME`."""
     masks: str | None = None
     """A finished run or a model file whose zeros stay zero, for method fixed."""
     ramp_end: float | None = None
@@ -149,7 +126,7 @@ class Recipe:
     def __post_init__(self) -> None:
         _check_types(self)
         _check_ranges(self)
-        object.__setattr__(self, "method", _method_name(self.method))
+        object.__setattr__(self, "method", built_in_name(self.method) or self.method)
 
     @property
     def ramp_share(self) -> float:
@@ -200,8 +177,11 @@ class Recipe:
 
     @property
     def takes_sparsity(self) -> bool:
-        """Whether `sparsity` has a meaning: others leave what the network, given masks, a compressor or N:M leave."""
-        return self.method not in ("dense", "fixed", "feedback", "srste")
+        """Whether the recipe's method prunes to a given sparsity; True for an unknown method."""
+        try:
+            return find_method(self.method).takes_sparsity
+        except (TypeError, ValueError):
+            return True
 
     @property
     def prunes_filters(self) -> bool:
@@ -229,22 +209,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise RecipeError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"{path} is not a TOML file: {error}") from None
-
-
-def is_own_method(name: str) -> bool:
-    """Return whether a recipe's method is one of the package, which is known without importing any."""
-    return name in _METHODS
-
-
-def _method_name(name: str) -> str:
-    """Return the one way in which a method of the package is written; that of somebody else stays as it is.
-
-    >>> _method_name("SparseMomentum"), _method_name("One-Shot"), _method_name("MyOwn")
-    ('sparse-momentum', 'oneshot', 'MyOwn')
-    """
-    if name in _METHODS:
-        return name
-    return next((known for known in _METHODS if plain(known) == plain(name)), name)
 
 
 def _toml(value: Any) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from regrow.host.shards import is_sharded
+from regrow.core.distributed import is_sharded
 from regrow.models import Network
 from regrow.train.world import World
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.masks import Masks
 from regrow.core.modules import named_parameters
+from regrow.core.pruner import Pruner
 from regrow.core.schedule import Constant, Cubic, Schedule, scaled_period
+from regrow.core.state import Masks
+from regrow.core.targets import find_targets
 from regrow.files.model_file import load_model
-from regrow.host.targets import find_targets
-from regrow.methods import SFP, Dense, Feedback, Fixed, Pruner
 from regrow.methods.registry import find_method, method_options
 from regrow.text import did_you_mean
 from regrow.train.config import Recipe, RecipeError
@@ -28,7 +28,7 @@ _SHARED = {
     "scope": "scope",
     "unit": "unit",
     "floor": "floor",
-    "decay_at": "decay",
+    "decay_at": "weight_decay_at",
     "every": "every",
 }
 
@@ -58,13 +58,14 @@ def chosen_method(recipe: Recipe) -> type[Pruner]:
 
 
 def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimizer, steps: int) -> Pruner:
-    if method is Fixed:
+    if method.takes_masks:
         _options(recipe, method, dict.fromkeys(("targets", "include_last")))
-        return Fixed(model, optimizer, _given_masks(recipe, model))
+        fixed: Pruner = method(model, optimizer, _given_masks(recipe, model))
+        return fixed
     if recipe.masks is not None:
-        own = "has none" if method is Dense else "finds its own"
+        own = "finds its own" if method.takes_sparsity else "has none"
         raise RecipeError(f"masks are for method fixed, and {recipe.method} {own}: got {recipe.masks!r}")
-    if issubclass(method, Feedback) and recipe.finetune_epochs:
+    if recipe.finetune_epochs and not method.has_mask:
         raise RecipeError(
             f"{recipe.method} has no mask that fine-tuning could keep, and without one it would undo the compression: "
             f"train longer instead of --finetune-epochs {recipe.finetune_epochs}"
@@ -75,12 +76,12 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
         if default is ... and name not in options:
             raise RecipeError(f"{recipe.method} needs --options {name}=VALUE: see regrow methods {recipe.method}")
     pruner: Pruner = method(model, optimizer, **options)
-    if "total" not in options:  # who knows the length of the training has said it already
+    if "total_steps" not in options:  # methods that know the length of the training warn themselves
         pruner.warn_if_idle(recipe.epochs * steps)
-    if method is SFP and steps % pruner.every:
+    if method.every_divides_epoch and steps % pruner.every:
         raise RecipeError(
-            f"sfp is sparse only when it has just made a mask, as it should be when it is evaluated: every must divide "
-            f"the {steps} steps of an epoch, got {pruner.every}"
+            f"{recipe.method} is sparse only right after a mask update, which each epoch must end with: every "
+            f"must divide the {steps} steps of an epoch, got {pruner.every}"
         )
     return pruner
 
@@ -105,7 +106,6 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
     facts = {
         "sparsity": make_schedule(recipe, steps) if ramps(method) else recipe.sparsity,
         "at": total,
-        "total": total,
         "total_steps": total,
         "seed": recipe.seed,
     }
@@ -115,7 +115,7 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
         period = steps if known["every"] is None else method.period
         end = round(recipe.ramp_share * total) if ramps(method) else None
         period = scaled_period(period, ramp_end=end or None, total_steps=total)
-        if method is SFP:  # it is evaluated at the end of an epoch, where it must just have pruned
+        if method.every_divides_epoch:
             period = max(each for each in range(1, period + 1) if steps % each == 0)
         facts["every"] = period
     return {name: value for name, value in facts.items() if name in known or name == "every"}
@@ -125,7 +125,7 @@ def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> 
     """Return what the recipe says beyond the method's defaults; what the method cannot do is an error."""
     fields = {name: getattr(recipe, field) for field, name in _SHARED.items()}
     given = {name: value for name, value in fields.items() if value not in (None, (), "auto")}
-    if method is Dense:  # the baseline of any recipe
+    if method.ignores_options:
         return {name: value for name, value in given.items() if name in known}
     given |= dict(map(_parse, recipe.options))
     for name, value in given.items():
@@ -140,8 +140,8 @@ def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> 
 def _parse(option: str) -> tuple[str, Any]:
     """Split `name=value`; the value is read as TOML does, but for a word, which needs no quotes.
 
-    >>> _parse("zeta=0.2"), _parse("criterion=rms")
-    (('zeta', 0.2), ('criterion', 'rms'))
+    >>> _parse("drop_fraction=0.2"), _parse("criterion=rms")
+    (('drop_fraction', 0.2), ('criterion', 'rms'))
     """
     name, equals, value = option.partition("=")
     try:

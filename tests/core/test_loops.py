@@ -262,7 +262,7 @@ def test_nan_in_the_weights_stops_at_the_next_mask_with_the_name_of_the_paramete
 def test_nan_in_the_last_layer_leaves_the_masks_of_the_first_ones_as_they_were(method):
     model = small_cnn()
     optimizer = sgd(model)
-    options = {"total": 100} if method in ("RigL", "SET") else {"scope": "layer"} if method != "SFP" else {}
+    options = {"total_steps": 100} if method in ("RigL", "SET") else {"scope": "layer"} if method != "SFP" else {}
     if method == "GraNet":
         options = {"total_steps": 100, "initial_sparsity": 0.3}
     sparsity = 0.5 if options.keys() & {"total", "total_steps"} else regrow.Cubic(0.5, end=10, initial=0.1)
@@ -396,7 +396,7 @@ def test_weight_decay_can_be_taken_at_the_pruned_weights():
         assert optimizer.param_groups[0]["weight_decay"] == 0.1
     fresh = small_cnn()
     with pytest.raises(ValueError, match=r"AdamW decouples it or has none"):
-        regrow.DPF(fresh, torch.optim.AdamW(fresh.parameters()), sparsity=0.5, decay="pruned")
+        regrow.DPF(fresh, torch.optim.AdamW(fresh.parameters()), sparsity=0.5, weight_decay_at="pruned")
 
 
 @pytest.mark.parametrize("closures", [False, True])
@@ -413,7 +413,7 @@ def test_decay_at_the_pruned_weights_equals_the_regulariser_as_part_of_the_loss(
     sign = -1 if kind == "maximize" else 1
     model, other = small_cnn(), small_cnn()
     optimizer, plain = make(list(model.parameters()), 0.1), make(list(other.parameters()), 0.1)
-    regrow.DPF(model, optimizer, sparsity=0.6, every=3, decay="pruned")
+    regrow.DPF(model, optimizer, sparsity=0.6, every=3, weight_decay_at="pruned")
     regrow.DPF(other, plain, sparsity=0.6, every=3)
     strengths = [group["weight_decay"] for group in plain.param_groups]
     for group in plain.param_groups:
@@ -442,10 +442,14 @@ def test_decay_at_the_pruned_weights_equals_the_regulariser_as_part_of_the_loss(
         ({"sparsity": 0.5, "criterion": "l3"}, ValueError, "criterion must be one of .*'l3'"),
         ({"sparsity": 0.5, "floor": -1}, ValueError, "floor must be a whole number of units per layer, at least 0"),
         ({"sparsity": 0.5, "floor": 1.5}, TypeError, "floor must be a whole number .* got 1.5"),
-        ({"sparsity": 0.5, "settle": 0.1, "total": 0}, ValueError, "total must be a whole number .* at least 1, got 0"),
-        ({"sparsity": 0.5, "settle": 0.1, "total": -5}, ValueError, "total must be .* got -5"),
-        ({"sparsity": 0.5, "settle": 0.1, "total": "100"}, TypeError, "total must be .* got '100'"),
-        ({"sparsity": 0.5, "total": 0}, ValueError, "total must be .* got 0"),
+        (
+            {"sparsity": 0.5, "settle": 0.1, "total_steps": 0},
+            ValueError,
+            "total_steps must be a whole number .* at least 1, got 0",
+        ),
+        ({"sparsity": 0.5, "settle": 0.1, "total_steps": -5}, ValueError, "total_steps must be .* got -5"),
+        ({"sparsity": 0.5, "settle": 0.1, "total_steps": "100"}, TypeError, "total_steps must be .* got '100'"),
+        ({"sparsity": 0.5, "total_steps": 0}, ValueError, "total_steps must be .* got 0"),
         ({"sparsity": 0.5, "settle": "0.1"}, TypeError, r"settle must be a share in \[0, 1\], got '0.1'"),
         ({"sparsity": 0.5, "decay": "none"}, ValueError, "decay must be"),
         ({"sparsity": 0.9, "floor": 10_000}, ValueError, "lower the floor or the sparsity"),

@@ -9,15 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regrow.choices.budget import Allotment
 from regrow.core import select
 from regrow.core.budget import Budget
-from regrow.core.select import NotANumberError, prune_smallest
-from regrow.host.shards import Shards
+from regrow.core.distributed import ShardGroup
+from regrow.core.select import NotANumberError, cut, find_threshold
 from tests.core.reference import stable_masks
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 AWKWARD = [0.0, -0.0, 1.0, -1.0, 1e-40, -1e-40, 5e-324, 6e-8, float("inf"), float("-inf"), 0.5, -0.5, 65504.0]
+
+
+def prune_smallest(scores, count):
+    """Return one mask per tensor, False for the `count` elements of least magnitude over all of them."""
+    return cut(scores, find_threshold({f"tensor {index}": score for index, score in enumerate(scores)}, count))
 
 
 @st.composite
@@ -146,7 +150,7 @@ class Ranks:
             return futures
 
 
-class Rank(Shards):
+class Rank(ShardGroup):
     """One of two: `sum` adds up what both give, `before` knows the order of their rows."""
 
     spread = True
@@ -186,7 +190,7 @@ def test_exactly_the_requested_number_is_pruned_with_a_floor_too(weights, sparsi
     scores = {f"layer{i}": w for i, w in enumerate(weights)}
     total = sum(w.numel() for w in weights)
     spared = sum(min(floor, w.numel()) for w in weights)
-    budget = Allotment("global", floor)
+    budget = Budget("global", floor)
     if round(total * sparsity) > total - spared:
         with pytest.raises(ValueError, match="lower the floor or the sparsity"):
             list(budget.keep_top(scores, sparsity))

@@ -28,8 +28,8 @@ def test_every_exported_method_is_known_and_bases_are_not():
         for name in regrow.__all__
         if isinstance(cls := getattr(regrow, name), type) and issubclass(cls, regrow.Pruner)
     }
-    assert exported - {"Pruner", "Rewire"} <= set(method_names())
-    assert not {"Pruner", "Rewire"} & set(method_names())
+    assert exported - {"Pruner", "DropAndGrow"} <= set(method_names())
+    assert not {"Pruner", "DropAndGrow"} & set(method_names())
 
 
 @pytest.mark.parametrize(

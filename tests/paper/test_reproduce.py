@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.collect import record
 from regrow.commands.table import call
-from regrow.methods import LotteryTicket
+from regrow.methods.lottery import LotteryTicket
 from regrow.paper.cells import Library
 from regrow.paper.items import all_items, find_item
 from regrow.paper.items.lottery import tickets

@@ -98,7 +98,7 @@ def test_recipes_with_mask_updates_and_methods_that_need_none_are_not_warned_of(
         ({"method": "set", "unit": "filter"}, "set takes no unit, got 'filter'. It takes "),
         ({"method": "set", "options": ("zetta=0.2",)}, "set takes no zetta, got 0.2. Did you mean 'zeta'?"),
         ({"method": "set", "options": ("zeta",)}, "options must be of the form name=value"),
-        ({"method": "set", "options": ("zeta=0,2",)}, "options must be of the form name=value"),
+        ({"method": "set", "options": ("drop_fraction=0,2",)}, "options must be of the form name=value"),
         ({"unit": "filter", "options": ("criterion=rsm",)}, "criterion must be one of l2, l1, rms"),
         ({"unit": "filter", "options": ("channels=True",)}, "channels must be true or false, got 'True'"),
         ({"method": "fixed"}, "method fixed needs masks, a finished run or a model file"),
@@ -106,15 +106,15 @@ def test_recipes_with_mask_updates_and_methods_that_need_none_are_not_warned_of(
         ({"method": "set", "masks": "runs/none"}, "masks are for method fixed, and set finds its own: got 'runs/none'"),
         ({"method": "dense", "masks": "runs/none"}, "masks are for method fixed, and dense has none: got 'runs/none'"),
         ({"method": "fixed", "masks": "runs/none", "scope": "layer"}, "fixed takes no scope, got 'layer'. It takes "),
-        ({"method": "fixed", "masks": "runs/none", "options": ("zeta=0.2",)}, "fixed takes no zeta, got 0.2"),
+        ({"method": "fixed", "masks": "runs/none", "options": ("drop_fraction=0.2",)}, "fixed takes no zeta, got 0.2"),
         (
             {"method": "feedback", "options": ("compressor='sign'",), "finetune_epochs": 2},
             "feedback has no mask that fine-tuning could keep",
         ),
         ({"method": "feedback"}, "feedback needs --options compressor=VALUE: see regrow methods feedback"),
         (
-            {"method": "set", "options": ("zeta='much'",)},
-            "set: zeta must be a share in [0, 1], got 'much' (with options zeta='much')",
+            {"method": "set", "options": ("drop_fraction='much'",)},
+            "set: zeta must be a share in [0, 1], got 'much' (with options drop_fraction='much')",
         ),
     ],
 )
@@ -124,7 +124,7 @@ def test_what_a_method_cannot_do_is_an_error_that_says_what_it_can(tmp_path, fie
 
 
 def test_an_option_of_the_method_reaches_it(tmp_path):
-    for name, options in {"still": ("zeta=0.0",), "moving": ("zeta=0.5",)}.items():
+    for name, options in {"still": ("drop_fraction=0.0",), "moving": ("drop_fraction=0.5",)}.items():
         run(QUICK.changed(method="set", options=options), tmp_path / name)
     assert sum(record["flips"] for record in read_metrics(tmp_path / "still")) == 0
     assert sum(record["flips"] for record in read_metrics(tmp_path / "moving")) > 0

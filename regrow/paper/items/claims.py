@@ -41,8 +41,8 @@ _SFP = (
 )
 _SCOPES = "Both keep the same number of weights; one threshold leaves more of the MACs."
 _FILTERS = (
-    "A share of the filters does not fix the size of a model: other filters go with `stabilise` than without, and "
-    "with them other shares of the weights and of the MACs. What `stabilise` brings at equal size was not measured."
+    "A share of the filters does not fix the size of a model: other filters go with `stabilize` than without, and "
+    "with them other shares of the weights and of the MACs. What `stabilize` brings at equal size was not measured."
 )
 _ORDER: tuple[Verdict, ...] = (
     *("ahead", "level", "behind", "two machines", "other size", "other mask"),
@@ -185,9 +185,9 @@ def claims(scale: Scale, library: Library) -> list[Claim]:
             library,
         ),
         _compared("Beyond the paper: at 98 % DPF with all remedies is ahead", pairs.extreme(scale), library),
-        _compared("Beyond the paper: `settle` or `stabilise` is ahead", pairs.settled(scale), library),
+        _compared("Beyond the paper: `settle` or `stabilize` is ahead", pairs.settled(scale), library),
         _compared(
-            "Beyond the paper: on whole filters DPF with `stabilise` is ahead",
+            "Beyond the paper: on whole filters DPF with `stabilize` is ahead",
             pairs.settled_filters(scale),
             library,
             _FILTERS,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from regrow.methods.scratch import average_cost
+from regrow.methods.lottery import average_cost
 from regrow.paper.cells import Cell, Library, mask_name
 from regrow.paper.compare import explained
 from regrow.paper.item import Item

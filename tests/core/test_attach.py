@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import regrow
-from regrow.host.targets import find_targets
+from regrow.core.targets import find_targets
 from tests.core.nets import batches, sgd, small_cnn, train
 
 
@@ -119,5 +119,5 @@ def test_help_shows_every_option():
     shown = inspect.signature(regrow.DPF).parameters
     assert list(shown)[:4] == ["model", "optimizer", "sparsity", "every"]
     assert shown["every"].default == 16
-    assert {"scope", "unit", "targets", "include_last", "floor", "decay", "stabilise", "settle"} <= set(shown)
+    assert {"scope", "unit", "targets", "include_last", "floor", "decay", "stabilize", "settle"} <= set(shown)
     assert not any(each.kind is each.VAR_KEYWORD for each in shown.values())

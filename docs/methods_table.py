@@ -1,21 +1,21 @@
-"""The table of methods in the docs, made from the classes: `python -m regrow.methods.table > docs/methods-table.md`."""
+"""The table of methods in the docs, made from the classes: `python -m docs.methods_table > docs/methods-table.md`."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any, get_type_hints
 
+from regrow.core.options import PrunerOptions
 from regrow.core.weights import Memory
 from regrow.methods.dense import Dense
+from regrow.methods.drop_and_grow import DropAndGrowOptions
 from regrow.methods.lottery import LotteryTicket
-from regrow.methods.options import Options
 from regrow.methods.registry import imported_methods, method_options
-from regrow.methods.rewire import RewireOptions
 
-_COMMON = {*get_type_hints(Options), *get_type_hints(RewireOptions), "sparsity"}
+_COMMON = {*get_type_hints(PrunerOptions), *get_type_hints(DropAndGrowOptions), "sparsity"}
 _MEMORY = {Memory.KEEP: "keep (feedback)", Memory.FORGET: "forget (zero)", Memory.SOFT: "soft (free to grow)"}
 _BUDGET = {"global": "one count over all layers", "layer": "uniform", "er": "Erdős–Rényi", "erk": "Erdős–Rényi kernel"}
-_NOTE = "<!-- Made by `python -m regrow.methods.table`; edit the classes, not this file. -->"
+_NOTE = "<!-- Made by `python -m docs.methods_table`; edit the classes, not this file. -->"
 _HEAD = ("method", "paper", "when", "score", "budget", "memory", "options", "cost of an update")
 
 
