@@ -7,9 +7,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.pages import write_pages  # noqa: E402
+from docs.methods_table import class_list  # noqa: E402
 from regrow import __version__  # noqa: E402
 
 write_pages(ROOT / "docs" / "_generated")
+(ROOT / "docs" / "_generated" / "method-classes.md").write_text(class_list(), encoding="utf-8")
 
 project = "regrow"
 author = "The regrow developers"

@@ -84,5 +84,5 @@ def test_scores_that_are_zero_outside_their_masks_alone_are_ranked_where_they_ar
 def test_the_largest_inside_a_mask_are_kept_zeros_too():
     score, among = torch.tensor([5.0, 0.0, -1.0, 0.0, 7.0]), torch.tensor([False, True, True, True, False])
     assert keep_largest("w", score, among, 2).tolist() == [False, False, True, True, False]
-    with pytest.raises(ValueError, match="w holds NaN"):
+    with pytest.raises(ValueError, match="w contains NaN"):
         keep_largest("w", torch.tensor([1.0, float("nan")]), torch.tensor([True, True]), 1)

@@ -67,7 +67,7 @@ def drift_apart(rank):
     if rank:
         with pruner.dense(), torch.no_grad():
             model.module[0].weight.mul_(-1)[0, 0, 0, 0] = 7.0
-    with pytest.raises(RankMismatchError, match="at step 8 the ranks made different masks") as caught:
+    with pytest.raises(RankMismatchError, match="at step 8 the ranks computed different masks") as caught:
         train(model, optimizer, batches(6))
     return str(caught.value)
 

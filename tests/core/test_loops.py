@@ -253,7 +253,7 @@ def test_nan_in_the_weights_stops_at_the_next_mask_with_the_name_of_the_paramete
     train(model, optimizer, batches(2))
     model[3].weight.grad[0, 0, 0, 0] = float("nan")
     optimizer.step()
-    with pytest.raises(ValueError, match=r"3\.weight holds NaN.*diverged"):
+    with pytest.raises(ValueError, match=r"3\.weight contains NaN.*diverged"):
         optimizer.step()
     assert int(model[0].weight[~pruner.masks["0.weight"]].count_nonzero()) == 0
 
@@ -273,7 +273,7 @@ def test_nan_in_the_last_layer_leaves_the_masks_of_the_first_ones_as_they_were(m
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     model[6].weight.grad[0] = torch.nan
-    with pytest.raises(ValueError, match=r"6\.weight holds NaN"):
+    with pytest.raises(ValueError, match=r"6\.weight contains NaN"):
         optimizer.step()
     assert all(torch.equal(mask, before[name]) for name, mask in pruner.masks.items())
     assert (pruner.requested, pruner.flips) == told
@@ -388,7 +388,7 @@ def test_weight_decay_can_be_taken_at_the_pruned_weights():
         layer = nn.Linear(4, 1, bias=False)
         layer.weight.data.copy_(weight)
         optimizer = torch.optim.SGD(layer.parameters(), lr=1.0, weight_decay=0.1)
-        pruner = regrow.DPF(layer, optimizer, sparsity=0.5, include_last=True, decay=decay)
+        pruner = regrow.DPF(layer, optimizer, sparsity=0.5, include_last=True, weight_decay_at=decay)
         layer.weight.grad = torch.zeros(1, 4)
         optimizer.step()
         with pruner.dense():
@@ -450,8 +450,8 @@ def test_decay_at_the_pruned_weights_equals_the_regulariser_as_part_of_the_loss(
         ({"sparsity": 0.5, "settle": 0.1, "total_steps": -5}, ValueError, "total_steps must be .* got -5"),
         ({"sparsity": 0.5, "settle": 0.1, "total_steps": "100"}, TypeError, "total_steps must be .* got '100'"),
         ({"sparsity": 0.5, "total_steps": 0}, ValueError, "total_steps must be .* got 0"),
-        ({"sparsity": 0.5, "settle": "0.1"}, TypeError, r"settle must be a share in \[0, 1\], got '0.1'"),
-        ({"sparsity": 0.5, "decay": "none"}, ValueError, "decay must be"),
+        ({"sparsity": 0.5, "settle": "0.1"}, TypeError, r"settle must be a fraction in \[0, 1\], got '0.1'"),
+        ({"sparsity": 0.5, "weight_decay_at": "none"}, ValueError, "weight_decay_at must be"),
         ({"sparsity": 0.9, "floor": 10_000}, ValueError, "lower the floor or the sparsity"),
     ],
 )
@@ -469,7 +469,7 @@ def test_what_cannot_work_is_refused_with_what_to_do():
     model = small_cnn()
     optimizer = sgd(model)
     regrow.DPF(model, optimizer, sparsity=0.5)
-    with pytest.raises(ValueError, match=r"0\.weight is pruned by a DPF already: detach\(\)"):
+    with pytest.raises(ValueError, match=r"0\.weight is already pruned by a DPF: detach\(\)"):
         regrow.DPF(model, optimizer, sparsity=0.5)
 
     class Wrapper:

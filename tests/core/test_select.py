@@ -120,9 +120,9 @@ def test_mixed_precisions_are_compared_by_value():
 def test_nan_is_an_error_that_names_the_tensor(dtype, bracket, monkeypatch):
     monkeypatch.setattr(select, "_bracket", bracket)
     weights = [torch.ones(5, dtype=dtype), torch.tensor([1.0, float("nan")], dtype=dtype)]
-    with pytest.raises(NotANumberError, match="tensor 1 holds NaN"):
+    with pytest.raises(NotANumberError, match="tensor 1 contains NaN"):
         list(prune_smallest(weights, 3))
-    with pytest.raises(ValueError, match="fc2 holds NaN"):
+    with pytest.raises(ValueError, match="fc2 contains NaN"):
         list(Budget().keep_top({"fc1": weights[0], "fc2": weights[1]}, 0.5))
 
 
@@ -151,9 +151,9 @@ class Ranks:
 
 
 class Rank(ShardGroup):
-    """One of two: `sum` adds up what both give, `before` knows the order of their rows."""
+    """One of two: `sum` adds up what both give, `sum_before` knows the order of their rows."""
 
-    spread = True
+    sharded = True
 
     def __init__(self, ranks, rank):
         self.ranks, self.rank = ranks, rank
@@ -161,7 +161,7 @@ class Rank(ShardGroup):
     def sum(self, numbers):
         return sum(self.ranks.exchange(self.rank, numbers))
 
-    def before(self, numbers):
+    def sum_before(self, numbers):
         first, second = self.ranks.exchange(self.rank, numbers)
         whole = (first + second).cumsum(0) - first - second
         return whole if self.rank == 0 else whole + first
@@ -181,7 +181,7 @@ def test_nan_in_one_shard_stops_all_of_them():
     futures = Ranks().run([[torch.ones(3)], [torch.tensor([1.0, torch.nan])]], 2)
     errors = [future.exception() for future in futures]
     assert [type(error) for error in errors] == [NotANumberError] * 2
-    assert [str(error).split(" holds NaN")[0] for error in errors] == ["a shard of another process", "0"]
+    assert [str(error).split(" contains NaN")[0] for error in errors] == ["a shard of another process", "0"]
 
 
 @settings(max_examples=100, deadline=None)

@@ -162,7 +162,7 @@ def be_refused():
         regrow.DPF(replicated, sgd(replicated), sparsity=0.5)
     mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     fully_shard(mixed[0])
-    with pytest.raises(TypeError, match=r"0\.weight and 1\.weight are not spread over the same processes"):
+    with pytest.raises(TypeError, match=r"0\.weight and 1\.weight are not sharded over the same processes"):
         regrow.DPF(mixed, sgd(mixed), sparsity=0.5)
     model = sharded(nn.Sequential(nn.ConvTranspose2d(4, 4, 3), nn.Conv2d(4, 4, 3)))
     with pytest.raises(ValueError, match=r"unit='filter' needs whole filters, and those of 0\.weight"):
@@ -223,7 +223,7 @@ def seams():
     shards, single = shard_group([("w", tensor)]), shard_group([("w", whole)])
     part = tensor.to_local()
     target = regrow.core.targets.Target("w", tensor)
-    assert torch.equal(shards.rows(part), whole)
+    assert torch.equal(shards.all_rows(part), whole)
     assert shards.sizes([part]) == [35]
     assert sum_by_rows(part, shards) == sum_by_rows(whole, single)
     drawn = uniform(part, seed=0, layer="w", step=3, offset=target.offset)

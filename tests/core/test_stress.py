@@ -87,14 +87,14 @@ def test_an_interrupt_while_the_weights_are_swapped_loses_nothing(monkeypatch):
     with pruner.dense():
         before = [p.detach().clone() for p in model.parameters()]
     calls = iter([None, KeyboardInterrupt()])
-    show = regrow.core.weights.Weight.show
+    swap_in_dense = regrow.core.weights.Weight.swap_in_dense
 
     def interrupted(self):
         if next(calls, None) is not None:
             raise KeyboardInterrupt
-        show(self)
+        swap_in_dense(self)
 
-    monkeypatch.setattr(regrow.core.weights.Weight, "show", interrupted)
+    monkeypatch.setattr(regrow.core.weights.Weight, "swap_in_dense", interrupted)
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
     monkeypatch.undo()
@@ -234,7 +234,7 @@ def test_decay_at_the_pruned_weights_takes_one_pruner_per_optimizer_and_is_given
     model = small_cnn()
     optimizer = sgd(model)
     first = regrow.DPF(model, optimizer, sparsity=0.5, targets="0", weight_decay_at="pruned")
-    with pytest.raises(ValueError, match="concerns a whole optimizer"):
+    with pytest.raises(ValueError, match="changes a whole optimizer"):
         regrow.DPF(model, optimizer, sparsity=0.5, targets="3")
     optimizer.param_groups[0]["momentum"] = "broken"
     with pytest.raises(TypeError):

@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import regrow
 from tests.core.nets import batches, sgd, small_cnn, train
@@ -67,20 +70,20 @@ def test_settling_needs_to_know_when_training_ends():
     model = small_cnn()
     with pytest.raises(ValueError, match=r"DPF needs total_steps="):
         regrow.DPF(model, sgd(model), sparsity=0.8, settle=0.1)
-    with pytest.raises(ValueError, match=r"settle must be a share in \[0, 1\], got 10"):
+    with pytest.raises(ValueError, match=r"settle must be a fraction in \[0, 1\], got 10"):
         regrow.DPF(model, sgd(model), sparsity=0.8, settle=10, total_steps=100)
 
 
-def test_what_cannot_be_stabilised_is_refused_before_anything_changes(monkeypatch):
-    model = nn.Sequential(nn.ConvTranspose2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 2))
-    before = [weight.clone() for weight in model.parameters()]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def refuse(targets, option):
-        raise ValueError(option)
-
-    monkeypatch.setattr("regrow.methods.dpf.check_rows", refuse)
-    with pytest.raises(ValueError, match="stabilize"):
-        regrow.DPF(model, optimizer, sparsity=0.5, stabilize=True)
-    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
-    regrow.DPF(model, optimizer, sparsity=0.5)  # nothing holds the weights
+def test_stabilize_refuses_filters_that_are_split_over_processes_before_anything_changes():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.ConvTranspose2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 2))
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        before = [weight.full_tensor().clone() for weight in model.parameters()]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(ValueError, match=r"stabilize=True needs whole filters, but the sharded rows of 0\.weight"):
+            regrow.DPF(model, optimizer, sparsity=0.5, stabilize=True)
+        assert all(torch.equal(old, new.full_tensor()) for old, new in zip(before, model.parameters(), strict=True))
+        regrow.DPF(model, optimizer, sparsity=0.5)  # no other pruner owns the weights
+    finally:
+        dist.destroy_process_group()

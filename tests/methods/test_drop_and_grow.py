@@ -76,7 +76,7 @@ def test_masks_equal_those_of_the_slow_transcription(method, sparsity):
             elif method == "SparseMomentum":
                 expected = reference.sparse_momentum(t, TOTAL, 0.5, active, weights, flat(watch.momentum, masks))
             elif method == "DSR":
-                expected, threshold = reference.dsr(t, threshold, pruner.drop, 7, active, weights)
+                expected, threshold = reference.dsr(t, threshold, pruner.drop_count, 7, active, weights)
                 assert threshold == pruner.threshold
             else:
                 expected = reference.deepr(t, TOTAL, 7, active, flat(watch.before, masks), weights)
@@ -220,9 +220,9 @@ def test_rewiring_stops_when_the_authors_stop(method, last):
 )
 def test_a_pruner_with_no_mask_update_in_a_known_length_says_so(method, options):
     model = TRAINING.model()
-    name, every, total = method.__name__, options["every"], options["total"]
+    name, every, total = method.__name__, options["every"], options["total_steps"]
     known = total if "settle" not in options else 81
-    message = rf"makes no mask update {name} falls due in this training \(steps: {known}, every={every}\)"
+    message = rf"{name} makes no mask update in this training \(steps: {known}, every={every}\)"
     with pytest.warns(UserWarning, match=message):
         pruner = method(model, TRAINING.optimizer(model), sparsity=0.5, **options)
     assert not any(pruner.updates_at(t) for t in range(1, known + 1))

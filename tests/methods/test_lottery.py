@@ -9,7 +9,7 @@ from torch import nn
 
 import regrow
 from regrow.analysis import account
-from regrow.methods.lottery import level_sparsities
+from regrow.methods.lottery import from_scratch, level_sparsities, steps_of_equal_flops
 from tests.core.reference import stable_masks
 from tests.methods.networks import Training, steps
 
@@ -161,7 +161,7 @@ def test_another_search_in_the_same_folder_and_a_damaged_file_are_named(tmp_path
     with pytest.raises(ValueError, match=r"level-01.pt is damaged .*: to train this level again, delete it"):
         regrow.LotteryTicket(TRAINING.model(), 0.5, folder=tmp_path).run(train)
     (tmp_path / "start.pt").write_bytes((tmp_path / "start.pt").read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"start.pt is damaged .*: to begin anew, delete the folder"):
+    with pytest.raises(ValueError, match=r"start.pt is damaged .*: to start again, delete the folder"):
         regrow.LotteryTicket(TRAINING.model(), 0.5, folder=tmp_path).run(train)
 
 

@@ -72,9 +72,9 @@ def test_every_method_ends_at_the_requested_sparsity(tmp_path, method):
 @pytest.mark.parametrize(
     ("method", "fields", "message"),
     [
-        ("dsr", {}, r"no mask update of DSR falls due in this training \(steps: 12, every=100\)"),
-        ("dpf", {}, r"no mask update of DPF falls due in this training \(steps: 12, every=16\)"),
-        ("incremental", {"every": 20}, r"no mask update of Incremental falls .* \(0.0% sparsity\) stay to the end"),
+        ("dsr", {}, r"DSR makes no mask update in this training \(steps: 12, every=100\)"),
+        ("dpf", {}, r"DPF makes no mask update in this training \(steps: 12, every=16\)"),
+        ("incremental", {"every": 20}, r"Incremental makes no mask update .* \(0.0% sparsity\) stay to the end"),
         ("oneshot", {"options": ("at=13",)}, "OneShot never prunes: at=13 is beyond the 12 steps of this training"),
     ],
 )
@@ -96,8 +96,11 @@ def test_recipes_with_mask_updates_and_methods_that_need_none_are_not_warned_of(
     [
         ({"method": "dfp"}, "unknown method 'dfp'. Did you mean 'dpf'?"),
         ({"method": "set", "unit": "filter"}, "set takes no unit, got 'filter'. It takes "),
-        ({"method": "set", "options": ("zetta=0.2",)}, "set takes no zetta, got 0.2. Did you mean 'zeta'?"),
-        ({"method": "set", "options": ("zeta",)}, "options must be of the form name=value"),
+        (
+            {"method": "set", "options": ("drop_fractoin=0.2",)},
+            "set takes no drop_fractoin, got 0.2. Did you mean 'drop_fraction'?",
+        ),
+        ({"method": "set", "options": ("drop_fraction",)}, "options must be of the form name=value"),
         ({"method": "set", "options": ("drop_fraction=0,2",)}, "options must be of the form name=value"),
         ({"unit": "filter", "options": ("criterion=rsm",)}, "criterion must be one of l2, l1, rms"),
         ({"unit": "filter", "options": ("channels=True",)}, "channels must be true or false, got 'True'"),
@@ -106,7 +109,10 @@ def test_recipes_with_mask_updates_and_methods_that_need_none_are_not_warned_of(
         ({"method": "set", "masks": "runs/none"}, "masks are for method fixed, and set finds its own: got 'runs/none'"),
         ({"method": "dense", "masks": "runs/none"}, "masks are for method fixed, and dense has none: got 'runs/none'"),
         ({"method": "fixed", "masks": "runs/none", "scope": "layer"}, "fixed takes no scope, got 'layer'. It takes "),
-        ({"method": "fixed", "masks": "runs/none", "options": ("drop_fraction=0.2",)}, "fixed takes no zeta, got 0.2"),
+        (
+            {"method": "fixed", "masks": "runs/none", "options": ("drop_fraction=0.2",)},
+            "fixed takes no drop_fraction, got 0.2",
+        ),
         (
             {"method": "feedback", "options": ("compressor='sign'",), "finetune_epochs": 2},
             "feedback has no mask that fine-tuning could keep",
