@@ -480,7 +480,7 @@ def test_what_cannot_work_is_refused_with_what_to_do():
 
     other = small_cnn()
     assert regrow.DPF(other, Wrapper(sgd(other)), sparsity=0.5).sparsity > 0
-    with pytest.raises(TypeError, match="object is no torch"):
+    with pytest.raises(TypeError, match="object is not a torch"):
         regrow.DPF(small_cnn(), object(), sparsity=0.5)
     from torch.distributed.optim import _apply_optimizer_in_backward
 

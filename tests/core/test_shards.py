@@ -165,13 +165,13 @@ def be_refused():
     with pytest.raises(TypeError, match=r"0\.weight and 1\.weight are not sharded over the same processes"):
         regrow.DPF(mixed, sgd(mixed), sparsity=0.5)
     model = sharded(nn.Sequential(nn.ConvTranspose2d(4, 4, 3), nn.Conv2d(4, 4, 3)))
-    with pytest.raises(ValueError, match=r"unit='filter' needs whole filters, and those of 0\.weight"):
+    with pytest.raises(ValueError, match=r"unit='filter' needs whole filters, but the sharded rows of 0\.weight"):
         regrow.DPF(model, sgd(model), sparsity=0.5, unit="filter")
     with pytest.raises(ValueError, match="criterion='fpgm' compares all filters"):
         regrow.DPF(model, sgd(model), sparsity=0.5, unit="filter", criterion="fpgm", targets="1")
     with pytest.raises(ValueError, match="loss= needs whole weights"):
         regrow.SNIP(model, sgd(model), sparsity=0.5, loss=lambda: model(torch.ones(1, 4, 8, 8)).sum())
-    with pytest.raises(TypeError, match="a compressor sees whole tensors"):
+    with pytest.raises(TypeError, match="a compressor needs whole tensors"):
         regrow.Feedback(model, sgd(model), compressor="sign")
     with pytest.raises(TypeError, match="is sharded: a lottery ticket"):
         regrow.LotteryTicket(model, 0.5)
@@ -186,7 +186,7 @@ def find_nan():
     with torch.no_grad():
         model[2].weight[-1] = float("nan")  # in the last process
     model = sharded(model)
-    with pytest.raises(ValueError, match="holds NaN, which has no place in an order"):
+    with pytest.raises(ValueError, match="contains NaN, which cannot be ordered"):
         regrow.DPF(model, sgd(model), sparsity=0.5)
 
 

@@ -80,7 +80,7 @@ def test_groups_that_lose_least_are_converted_first():
     [
         (
             {"unit": "2:4", "sparsity": 0.9},
-            r"unit '2:4' prunes exactly 0.5 .* sparsity must be 0.5 or a ramp to it, got 0.9",
+            r"'2:4' prunes exactly 0.5 .* must be 0.5 or a ramp to it, got 0.9",
         ),
         ({"unit": "2:4", "sparsity": regrow.Cubic(0.75, end=9)}, "sparsity must be 0.5 or a ramp to it, got 0.75"),
         ({"unit": "2:4", "sparsity": lambda t: 0.6}, "prunes at most 0.5, the schedule requests 0.6"),

@@ -98,7 +98,7 @@ def test_recipes_with_mask_updates_and_methods_that_need_none_are_not_warned_of(
         ({"method": "set", "unit": "filter"}, "set takes no unit, got 'filter'. It takes "),
         (
             {"method": "set", "options": ("drop_fractoin=0.2",)},
-            "set takes no drop_fractoin, got 0.2. Did you mean 'drop_fraction'?",
+            "no drop_fractoin, got 0.2. Did you mean 'drop_fraction'?",
         ),
         ({"method": "set", "options": ("drop_fraction",)}, "options must be of the form name=value"),
         ({"method": "set", "options": ("drop_fraction=0,2",)}, "options must be of the form name=value"),
