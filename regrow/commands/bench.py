@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -22,8 +22,6 @@ def bench(
     threads: int = 1,
     seconds: float = 10.0,
     layers: bool = True,
-    against: Literal["deepsparse"] | None = None,
-    environment: Path | None = None,
     classes: int | None = None,
     channels: int | None = None,
     size: int | None = None,
@@ -37,24 +35,21 @@ def bench(
         threads: Threads for every runtime.
         seconds: How long to measure, in all; tuning and preparing the runtimes come on top.
         layers: Show the time of every layer in the engine, too.
-        against: deepsparse, from the environment given with --environment.
-        environment: The folder of a virtual environment with DeepSparse 1.8 (pip install deepsparse==1.8.0).
         classes: Classes of a network given by name. None: 10.
         channels: Input channels of a network given by name. None: 3.
         size: Height and width of the input of a network given by name. None: 32.
     """
     import torch
 
-    from regrow.deploy.bench.compare import compare
+    from regrow.timing.compare import compare
     from regrow.train.console import make_console
 
-    _check(batch, threads, seconds, against, environment)
+    _check(batch, threads, seconds)
     network = _network(what, sparsity, {"classes": classes, "channels": channels, "size": size})
     shape = network.architecture.input_shape
     x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
-    python = str(environment / "bin" / "python") if environment is not None else None
     with make_console(stderr=True).status("loading") as status:
-        found = compare(network, x, threads=threads, seconds=seconds, deepsparse=python, tell=status.update)
+        found = compare(network, x, threads=threads, seconds=seconds, tell=status.update)
     image = " x ".join(str(side) for side in shape)
     print(f"{network.architecture.name}, {found.sparsity:.1%} zeros, {batch} x {image}, {_count(threads)}\n")
     if layers:
@@ -69,7 +64,7 @@ def _count(threads: int) -> str:
     return "1 thread" if threads == 1 else f"{threads} threads"
 
 
-def _check(batch: int, threads: int, seconds: float, against: str | None, environment: Path | None) -> None:
+def _check(batch: int, threads: int, seconds: float) -> None:
     from regrow.train.config import RecipeError
 
     for name, value in (("--batch", batch), ("--threads", threads)):
@@ -77,10 +72,6 @@ def _check(batch: int, threads: int, seconds: float, against: str | None, enviro
             raise RecipeError(f"{name} must be at least 1, got {value}.")
     if not 0 < seconds < inf:
         raise RecipeError(f"--seconds must be more than 0, got {seconds:g}.")
-    if (against is None) != (environment is None):
-        raise RecipeError("--against deepsparse and --environment FOLDER go together.")
-    if environment is not None and not (environment / "bin" / "python").is_file():
-        raise RecipeError(f"{environment} is no virtual environment: it has no bin/python.")
 
 
 def _network(what: str, sparsity: float | None, options: dict[str, int | None]) -> Network:
@@ -88,7 +79,7 @@ def _network(what: str, sparsity: float | None, options: dict[str, int | None]) 
 
     from regrow import models
     from regrow.core.schedule import check_sparsity
-    from regrow.deploy.bench.synthetic import prune_synthetically
+    from regrow.timing.runtimes import prune_synthetically
     from regrow.train.config import RecipeError
 
     given = {name: value for name, value in options.items() if value is not None}

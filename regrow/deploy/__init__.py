@@ -1,1 +1,1 @@
-"""From a sparse model to small files and fast inference."""
+"""The sparse inference engine."""

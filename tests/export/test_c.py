@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regrow.deploy.engine.build import load_library
 from regrow.deploy.engine.weights import Format
-from regrow.deploy.export_c import CExport, export_c
+from regrow.export.c_source import CExport, c
 from regrow.models import build
 from tests.deploy.networks import Dense, Excite, sparsify
 
@@ -70,7 +70,7 @@ def run(program: Path, emulator: list[str]) -> str:
 @NEEDS_GCC
 @pytest.mark.parametrize("weights", ["fp32", "fp16", "int8"])
 def test_the_program_agrees_with_torch_in_every_format(tmp_path: Path, weights: str) -> None:
-    export = export_c(*everything(), tmp_path / "net.c", weights=weights)
+    export = c(*everything(), tmp_path / "net.c", weights=weights)
     assert "largest difference" in run(compiled(export, ["gcc", "-O1"]), [])
 
 
@@ -78,14 +78,14 @@ def test_the_program_agrees_with_torch_in_every_format(tmp_path: Path, weights: 
 @pytest.mark.parametrize("lanes", ["native", *(pytest.param(lanes, marks=pytest.mark.slow) for lanes in (4, 8, 16))])
 def test_no_kernel_reads_or_writes_where_it_must_not(tmp_path: Path, lanes: int | str) -> None:
     native, sanitized = lanes == "native", ["-fsanitize=address,undefined", "-fno-sanitize-recover"]
-    export = export_c(*everything(), tmp_path / "net.c", lanes=load_library().lanes if native else int(lanes))
+    export = c(*everything(), tmp_path / "net.c", lanes=load_library().lanes if native else int(lanes))
     flags = ["-O1", "-g", *(["-march=native"] if native else []), "-Wno-psabi"]
     run(compiled(export, ["gcc", *flags, *sanitized]), [])
 
 
 @NEEDS_GCC
 def test_a_wrong_result_is_noticed(tmp_path: Path) -> None:
-    export = export_c(*everything(), tmp_path / "net.c")
+    export = c(*everything(), tmp_path / "net.c")
     text = export.main.read_text()
     first = text.index("expected[NET_OUTPUTS] = {") + len("expected[NET_OUTPUTS] = {\n")
     export.main.write_text(text[:first] + "    9.0f," + text[first:].split(",", 1)[1])
@@ -96,7 +96,7 @@ def test_a_wrong_result_is_noticed(tmp_path: Path) -> None:
 @NEEDS_GCC
 def test_two_networks_live_in_one_program(tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Linear(5, 4), nn.ReLU()).eval(), torch.randn(1, 5)
-    one, two = export_c(model, x, tmp_path / "one.c"), export_c(model, x, tmp_path / "2-two.c", weights="int8")
+    one, two = c(model, x, tmp_path / "one.c"), c(model, x, tmp_path / "2-two.c", weights="int8")
     assert "net_2_two_run(const float *x" in two.header.read_text()
     main = tmp_path / "both.c"
     main.write_text(
@@ -114,7 +114,7 @@ def test_two_networks_live_in_one_program(tmp_path: Path) -> None:
     ["main", "int", "bool", "exp", "index", "printf", "relu", "plan", "max", "load", "LANES", "x", "error", "math"],
 )
 def test_a_file_may_be_called_by_any_word(tmp_path: Path, stem: str) -> None:
-    export = export_c(nn.Linear(5, 4).eval(), torch.randn(1, 5), tmp_path / f"{stem}.c")
+    export = c(nn.Linear(5, 4).eval(), torch.randn(1, 5), tmp_path / f"{stem}.c")
     sources = [str(export.source), str(export.main)]
     for standard in ("c99", "gnu17"):
         command = ["gcc", *STRICT, f"-std={standard}", *sources, "-o", str(tmp_path / "program"), "-lm"]
@@ -136,7 +136,7 @@ def test_weights_that_a_format_cannot_hold_are_refused(
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU()).eval()
     nn.init.constant_(model[0].weight, weight)
     with pytest.raises(ValueError, match=message):
-        export_c(model, torch.randn(1, 5), tmp_path / "net.c", weights=weights)
+        c(model, torch.randn(1, 5), tmp_path / "net.c", weights=weights)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -145,7 +145,7 @@ def test_small_formats_need_less_flash_and_say_what_they_cost(tmp_path: Path) ->
     model = build("resnet20").eval()
     sparsify(model, 0.05, torch.Generator().manual_seed(0))
     x = torch.randn(1, 3, 32, 32)
-    exports = [export_c(model, x, tmp_path / f"{w}.c", weights=w) for w in ("fp32", "fp16", "int8")]
+    exports = [c(model, x, tmp_path / f"{w}.c", weights=w) for w in ("fp32", "fp16", "int8")]
     assert exports[0].flash > exports[1].flash > exports[2].flash
     assert exports[0].error < 1e-6 < exports[1].error < exports[2].error < 0.1
     assert exports[0].ram < 300_000
@@ -158,7 +158,7 @@ def test_small_formats_need_less_flash_and_say_what_they_cost(tmp_path: Path) ->
 def test_wrong_options_are_refused_before_anything_is_written(tmp_path: Path, options: dict, message: str) -> None:
     options = {"path": "net.c", **options}
     with pytest.raises(ValueError, match=message):
-        export_c(nn.Linear(2, 2), torch.randn(1, 2), tmp_path / options.pop("path"), **options)
+        c(nn.Linear(2, 2), torch.randn(1, 2), tmp_path / options.pop("path"), **options)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -187,4 +187,4 @@ def test_devices_agree_with_torch(tmp_path: Path, target: str, weights: str) -> 
     model = build("resnet20").eval()
     sparsify(model, 0.05, torch.Generator().manual_seed(0))
     for number, (net, x) in enumerate([(model, torch.randn(1, 3, 32, 32)), everything()]):
-        run(compiled(export_c(net, x, tmp_path / f"net{number}.c", weights=weights, lanes=lanes), command), emulator)
+        run(compiled(c(net, x, tmp_path / f"net{number}.c", weights=weights, lanes=lanes), command), emulator)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from regrow.deploy.onnx import to_onnx
+from regrow import export
 from tests.files.sparse_models import pruned
 
 
@@ -27,7 +27,7 @@ def network() -> nn.Module:
 @pytest.fixture(scope="module")
 def exported(network, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("onnx") / "dense.onnx"
-    to_onnx(network, torch.randn(1, 3, 32, 32), path)
+    export.onnx(network, torch.randn(1, 3, 32, 32), path)
     return path
 
 
@@ -40,7 +40,7 @@ def test_onnx_runtime_agrees_with_torch_on_every_batch_size(network, exported):
 
 def test_sparse_initializers_give_the_same_outputs_from_a_much_smaller_file(network, exported, tmp_path):
     images = torch.randn(3, 3, 32, 32)
-    to_onnx(network, images, tmp_path / "sparse.onnx", sparse=True)
+    export.onnx(network, images, tmp_path / "sparse.onnx", sparse=True)
 
     onnx.checker.check_model(tmp_path / "sparse.onnx")
     assert np.array_equal(run(exported, images), run(tmp_path / "sparse.onnx", images))
@@ -51,7 +51,7 @@ def test_sparse_initializers_give_the_same_outputs_from_a_much_smaller_file(netw
 @pytest.mark.parametrize("name", ["resnet20", "wrn28-2", "vgg16", "densenet40", "resnet50"])
 def test_every_kind_of_built_in_network_can_be_exported_sparse(name, tmp_path):
     model = pruned(name, 0.9)
-    to_onnx(model, torch.randn(2, 3, 32, 32), tmp_path / "x.onnx", sparse=True)
+    export.onnx(model, torch.randn(2, 3, 32, 32), tmp_path / "x.onnx", sparse=True)
 
     images = torch.randn(5, 3, 32, 32)
     expected = model(images).detach().numpy()
@@ -71,7 +71,7 @@ class TwoInputs(nn.Module):
 def test_export_is_of_evaluation_mode_and_leaves_the_model_as_it_was(tmp_path):
     model = TwoInputs().train()
     left, right = torch.randn(2, 2, 3)
-    to_onnx(model, (left, right), tmp_path / "x.onnx")
+    export.onnx(model, (left, right), tmp_path / "x.onnx")
 
     assert model.training
     assert model.dropout.training
@@ -92,7 +92,7 @@ class Unlike(nn.Module):
 
 def test_a_file_that_differs_from_torch_is_not_written(tmp_path):
     with pytest.raises(RuntimeError, match=r"ONNX Runtime differs from torch by 0.01 with a batch of 2"):
-        to_onnx(Unlike(), torch.randn(2, 3), tmp_path / "x.onnx")
+        export.onnx(Unlike(), torch.randn(2, 3), tmp_path / "x.onnx")
 
     assert not list(tmp_path.iterdir())
 
@@ -111,7 +111,7 @@ class Bounded(nn.Module):
 
 @pytest.mark.parametrize("check", [True, False])
 def test_only_weights_become_sparse(check, tmp_path):
-    to_onnx(Bounded(), torch.randn(2, 6), tmp_path / "x.onnx", sparse=True, check=check)
+    export.onnx(Bounded(), torch.randn(2, 6), tmp_path / "x.onnx", sparse=True, check=check)
 
     onnx.checker.check_model(tmp_path / "x.onnx")
     sparse = onnx.load(tmp_path / "x.onnx").graph.sparse_initializer
@@ -124,6 +124,6 @@ def test_what_is_not_valid_is_not_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr(onnx.checker, "check_model", refuse)
     with pytest.raises(onnx.checker.ValidationError):
-        to_onnx(nn.Linear(3, 3), torch.randn(2, 3), tmp_path / "x.onnx", check=False)
+        export.onnx(nn.Linear(3, 3), torch.randn(2, 3), tmp_path / "x.onnx", check=False)
 
     assert not list(tmp_path.iterdir())

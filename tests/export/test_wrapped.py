@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 import regrow
 from regrow import files
-from regrow.deploy.export_c import export_c
-from regrow.deploy.onnx import to_onnx
-from regrow.deploy.program import to_program
+from regrow.export import c, onnx, program
 from regrow.files.model_file import save_model
 from tests.deploy.architectures import prune_filters
 
@@ -42,7 +40,7 @@ def shrunk(model: nn.Module, x: Tensor, path: Path) -> None:
     small = regrow.shrink(model, x)
     before, after = regrow.shrink_report(small).parameters
     assert after < before
-    to_program(small, x, path)
+    program(small, x, path)
 
 
 def compiled(model: nn.Module, x: Tensor, path: Path) -> None:
@@ -71,11 +69,11 @@ def from_state(path: Path, x: Tensor) -> Tensor:
 ENTRIES: dict[str, tuple[Write, Result | None]] = {
     "pack": (lambda model, _, path: files.save(model, path), from_state),
     "safetensors": (lambda model, _, path: save_model(model, path), from_state),
-    "onnx": (to_onnx, from_onnx),
-    "program": (to_program, from_program),
+    "onnx": (onnx, from_onnx),
+    "program": (program, from_program),
     "shrink": (shrunk, from_program),
     "compile": (compiled, lambda path, _: torch.load(path)),
-    "c": (lambda model, x, path: export_c(model, x, path.with_suffix(".c")), None),  # test_export_c runs what it writes
+    "c": (lambda model, x, path: c(model, x, path.with_suffix(".c")), None),  # test_export_c runs what it writes
 }
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "not wrapped": lambda model: model,
@@ -101,12 +99,12 @@ def test_a_wrapped_model_gives_what_the_model_gives_and_stays_as_it_was(
         torch.testing.assert_close(result(tmp_path / "file", x), outputs(model, x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("write", [to_onnx, to_program])
+@pytest.mark.parametrize("write", [onnx, program])
 @pytest.mark.parametrize("size", [1, 3])
 def test_exports_take_every_batch_whatever_the_example_was(write: Write, size: int, tmp_path: Path) -> None:
     model = network()
     write(model, torch.randn(size, 3, 8, 8, requires_grad=True), tmp_path / "file")
-    run = from_onnx if write is to_onnx else from_program
+    run = from_onnx if write is onnx else from_program
     for batch in (1, 2, 5):
         x = torch.randn(batch, 3, 8, 8)
         torch.testing.assert_close(run(tmp_path / "file", x), outputs(model, x), rtol=1e-4, atol=1e-5)

@@ -80,13 +80,13 @@ def test_the_command_that_checks_a_c_file_works_where_it_was_printed(run, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--to", "onnx", "--dtype", "int8"], "--dtype int8 is for packed files"),
-        (["--sparse"], "--sparse is for ONNX files"),
+        (["--to", "onnx", "--dtype", "int8"], "--dtype is for --to packed, not for --to onnx"),
+        (["--sparse"], "--sparse is for --to onnx, not for --to packed"),
         (["--to", "onxx"], "onnx"),
-        (["--weights", "int8"], "--weights and --lanes are for C files"),
+        (["--weights", "int8"], "--weights is for --to c, not for --to packed"),
         (["--to", "c", "--out", "net.cpp"], "must end in .c"),
         (["--shrink", "--round-to", "0"], "regrow: --round-to must be at least 1, got 0. Did you mean 8?\n"),
-        (["--round-to", "8"], "regrow: --round-to 8 is for smaller networks: give --shrink, too.\n"),
+        (["--round-to", "8"], "regrow: --round-to 8 needs --shrink.\n"),
     ],
 )
 def test_options_that_do_not_go_together_are_answered(run, arguments, message):
@@ -127,7 +127,7 @@ def test_a_file_without_a_network_says_how_to_go_on_in_python(tmp_path, capsys, 
     regrow.save({"weight": torch.ones(3, 4)}, tmp_path / "own.regrow")
     code, said = said_by(capsys, command, tmp_path / "own.regrow")
     assert code == 1
-    assert "networks of regrow.models only" in said
+    assert "knows only the networks of regrow.models" in said
     for name in re.findall(r"regrow(?:\.\w+)+", said.replace(str(tmp_path), "")):
         assert callable(resolve_name(name)) or name == "regrow.models"
 

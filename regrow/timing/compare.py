@@ -1,10 +1,9 @@
-"""One model in the engine and in every other runtime, with a plain answer to whether its sparsity pays."""
+"""Compare the engine with other runtimes on one model, and say whether its sparsity makes it faster."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -13,25 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from regrow.core.modules import inference, prepared
-from regrow.deploy.bench.deepsparse import DeepSparse
-from regrow.deploy.bench.runtimes import could_not_run, dense_runtimes, to_plain_onnx
-from regrow.deploy.bench.turns import Contender, fastest
 from regrow.deploy.engine.build import load_library
 from regrow.deploy.engine.compiler import compile
 from regrow.deploy.engine.model import Profile
 from regrow.deploy.engine.toolchain import NoCompilerError
 from regrow.files.packed import save
+from regrow.timing.runtimes import dense_runtimes, fastest, to_plain_onnx
 
 ENGINE = "regrow"
-RIVAL = "deepsparse"
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The least seconds of a batch in each runtime, and what the model is."""
+class RuntimeComparison:
+    """The minimum seconds for a batch in each runtime, and facts about the model."""
 
     seconds: dict[str, float]
-    left_out: Mapping[str, str]  # runtimes that were not measured, and why
+    left_out: Mapping[str, str]  # runtimes that were not measured, with the reason
     batch: int
     weights: int
     nonzeros: int
@@ -41,18 +37,18 @@ class Comparison:
 
     @property
     def sparsity(self) -> float:
-        """The share of weights that is zero."""
+        """Fraction of weights that are zero."""
         return 1 - self.nonzeros / self.weights if self.weights else 0.0
 
     @property
     def pruned(self) -> bool:
-        """Whether there are zeros to speak of: a few are in every trained network."""
+        """Whether the model is pruned: every trained network has a few zeros."""
         return self.sparsity >= 0.0005
 
     @property
     def best_dense(self) -> str:
-        """The fastest of the runtimes for which a zero is a number like any other."""
-        return min((name for name in self.seconds if name not in (ENGINE, RIVAL)), key=self.seconds.__getitem__)
+        """The fastest runtime that does not skip zeros."""
+        return min((name for name in self.seconds if name != ENGINE), key=self.seconds.__getitem__)
 
     @property
     def gain(self) -> float:
@@ -72,28 +68,28 @@ class Comparison:
 
     def _size(self) -> str:
         dense = 4 * self.weights
-        share = self.packed_bytes / dense if dense else 0.0
-        size = f"On disk, packed: {self.packed_bytes:,} bytes, {share:.1%} of the dense weights' {dense:,}."
+        fraction = self.packed_bytes / dense if dense else 0.0
+        size = f"On disk, packed: {self.packed_bytes:,} bytes, {fraction:.1%} of the dense weights' {dense:,}."
         speed = self.profile.macs * self.batch / self.seconds[ENGINE]
         millions = self.profile.macs / 1e6
         count = f"{millions:,.1f}" if millions >= 1 else f"{millions:.3f}"
-        work = f"Multiply-accumulates with weights that are not zero: {count} M an image"
+        work = f"Multiply-accumulates with non-zero weights: {count} M per image"
         if self.peak is None:
             return f"{size}\n{work}."
         return f"{size}\n{work}, {speed / 1e9:.1f} G/s: {speed / self.peak:.0%} of this machine's peak."
 
     def verdict(self) -> str:
-        """Whether sparsity makes this model faster here, in one sentence."""
+        """Say in one sentence whether sparsity makes this model faster on this machine."""
         rival = f"{self.sparsity:.1%} zeros against the fastest dense runtime here, {self.best_dense}"
         if self.peak is None:
-            return "Without a C compiler the engine runs through torch, and zeros bring no speed: install gcc or clang."
+            return "Without a C compiler, the engine uses torch and does not skip zeros: install gcc or clang."
         if not self.pruned:
             dense = f"the fastest dense runtime here, {self.best_dense}"
-            return f"Nothing is pruned, so nothing is said about sparsity: {_as_fast(self.gain)} {dense}."
+            return f"The model is not pruned: {_as_fast(self.gain)} {dense}."
         if self.gain > 1.05:
             return f"Sparsity pays: the model is {self.gain:.1f} times faster with {rival}."
         if self.gain > 0.95:
-            return f"Sparsity makes no difference to speed: it is a draw for {rival}."
+            return f"Sparsity makes no difference to speed: equally fast for {rival}."
         return (
             f"Sparsity does not pay: dense is {1 / self.gain:.1f} times faster ({rival}). Prune more, or run it dense."
         )
@@ -115,38 +111,29 @@ def compare(
     *,
     threads: int = 1,
     seconds: float = 10.0,
-    deepsparse: str | None = None,
     tell: Callable[[str], None] = lambda stage: None,
-) -> Comparison:
-    """Run `model` on the batch `x` in turns for about `seconds`, `threads` threads each.
+) -> RuntimeComparison:
+    """Time `model` on the batch `x` in every installed runtime, in turns, for about `seconds` in total.
 
-    `deepsparse` is the Python of an environment with DeepSparse 1.8. `tell` hears what is going on, for whoever waits.
-    `torch.set_num_threads` is changed meanwhile.
+    Every runtime has `threads` threads; `torch.set_num_threads` is restored afterwards. `tell` is called with the name
+    of each stage, to show progress.
     """
     model, x = prepared(model, x)
     weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack, inference(model):
+        with tempfile.TemporaryDirectory() as temporary, inference(model):
             folder = Path(temporary)
             tell("tuning the engine (once for each model)")
             compiled = compile(model, x[:1], threads=threads)
             tell("preparing the other runtimes")
             as_onnx = cache(partial(to_plain_onnx, model, x, folder / "model.onnx"))
             found, left_out = dense_runtimes(model, x, as_onnx, threads=threads)
-            contenders: dict[str, Contender] = {ENGINE: partial(compiled, x), **found}
-            if deepsparse is not None:
-                try:
-                    rival = stack.enter_context(DeepSparse(deepsparse, as_onnx(), x, threads=threads))
-                    rival.burst(1, "perf_counter")
-                    contenders[RIVAL] = rival
-                except Exception as error:  # of DeepSparse, or of the ONNX exporter
-                    left_out[RIVAL] = could_not_run(error)
             save(model, folder / "model.regrow")
             tell(f"measuring for {seconds:g} seconds")
-            return Comparison(
-                seconds=fastest(contenders, seconds),
+            return RuntimeComparison(
+                seconds=fastest({ENGINE: partial(compiled, x), **found}, seconds),
                 left_out=left_out,
                 batch=len(x),
                 weights=sum(weight.numel() for weight in weights),
@@ -160,7 +147,7 @@ def compare(
 
 
 def _peak(threads: int) -> float | None:
-    """Multiply-accumulates per second that so many threads can do at most."""
+    """Return the peak multiply-accumulates per second of `threads` threads; None without a C compiler."""
     try:
         return threads * load_library().peak()
     except NoCompilerError:

@@ -1,4 +1,4 @@
-"""DeepSparse in a process of its own: its last working version needs an older Python and torch than regrow."""
+"""DeepSparse in a separate process: its last version needs an older Python and torch than regrow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for line in sys.stdin:
 class DeepSparse:
     """Runs an ONNX file on request, so that it takes turns with others.
 
-    `python` is that of an environment with DeepSparse 1.8 (`pip install deepsparse==1.8.0`).
+    `python` is the interpreter of an environment with DeepSparse 1.8 (`pip install deepsparse==1.8.0`).
     """
 
     def __init__(self, python: str, path: Path, x: Tensor, *, threads: int = 1) -> None:
@@ -38,10 +38,10 @@ class DeepSparse:
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
                 )
         except OSError as error:
-            raise ValueError(f"{python!r} is no Python that can be started: {error}") from None
+            raise ValueError(f"{python!r} is not a Python interpreter: {error}") from None
 
     def burst(self, times: int, clock: str) -> float:
-        """The least seconds of `times` runs by a clock of the module `time`."""
+        """Return the minimum seconds of `times` runs by a clock of the module `time`."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with suppress(BrokenPipeError):

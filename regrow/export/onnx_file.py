@@ -1,4 +1,4 @@
-"""ONNX files for other runtimes: any batch size, compared with torch before they are written."""
+"""Export to ONNX files with any batch size, compared with torch before they are written."""
 
 import logging
 import warnings
@@ -18,12 +18,12 @@ from regrow.core.modules import any_batch, exportable
 from regrow.system import write_atomically
 
 TOLERANCE = 1e-4
-"""How far ONNX Runtime may be from torch, relative to the largest output (and absolutely, if that is below one)."""
+"""Largest accepted difference between ONNX Runtime and torch, relative to the largest output (or to 1 if smaller)."""
 
 _INDEX_BYTES = 8
 
 
-def to_onnx(
+def onnx(
     model: nn.Module,
     example_input: Tensor | tuple[Tensor, ...],
     path: str | Path,
@@ -31,13 +31,12 @@ def to_onnx(
     sparse: bool = False,
     check: bool = True,
 ) -> None:
-    """Write `model` in evaluation mode as one ONNX file whose first dimension, the batch, is free.
+    """Write `model` in evaluation mode as an ONNX file that accepts any batch size (the first dimension).
 
-    The file is valid ONNX, or not written. With `check` it is run by ONNX Runtime at three batch sizes first, and
-    written only if it agrees with torch to `TOLERANCE`. With `sparse`, weights that are sparse enough (below a third
-    for fp32) become sparse initializers: 12 bytes for each non-zero instead of 4 for each element. ONNX Runtime makes
-    them dense when it loads the file, so this saves space, not time; a runtime that knows only dense initializers
-    refuses the file.
+    The file is written only if it is valid ONNX. With `check`, it must also agree with torch (see `TOLERANCE`) in ONNX
+    Runtime, at three batch sizes. With `sparse`, weights with enough zeros (two thirds for fp32) become sparse
+    initializers: 12 bytes per non-zero instead of 4 per element. ONNX Runtime makes them dense when it loads the
+    file, so this saves space, not time; a runtime that supports only dense initializers refuses the file.
     """
     network, inputs = exportable(model, example_input)
     network, inputs = network.cpu(), tuple(value.cpu() for value in inputs)
@@ -68,8 +67,8 @@ def _export(network: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
 
 
 def _make_sparse(proto: Any) -> None:
-    """Store each weight in the smaller of its two forms; what is no weight, such as the bounds of a clamp, as it is."""
-    onnx, helper = _needed("onnx", "onnx.numpy_helper")
+    """Store each weight as sparse or dense, whichever is smaller; other initializers stay dense."""
+    package, helper = _needed("onnx", "onnx.numpy_helper")
     dense = []
     for initializer in proto.graph.initializer:
         array = helper.to_array(initializer)
@@ -80,13 +79,14 @@ def _make_sparse(proto: Any) -> None:
             continue
         values = helper.from_array(array.reshape(-1)[positions], initializer.name)
         indices = helper.from_array(positions.astype(np.int64))
-        proto.graph.sparse_initializer.append(onnx.SparseTensorProto(dims=array.shape, values=values, indices=indices))
+        sparse = package.SparseTensorProto(dims=array.shape, values=values, indices=indices)
+        proto.graph.sparse_initializer.append(sparse)
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(dense)
 
 
 def _compare(network: nn.Module, inputs: tuple[Tensor, ...], data: bytes) -> None:
-    """Run torch and ONNX Runtime on the example, on its first element and on one more than the example has."""
+    """Compare torch and ONNX Runtime on the example, on its first element, and on one element more than it has."""
     (runtime,) = _needed("onnxruntime")
     session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
@@ -94,7 +94,7 @@ def _compare(network: nn.Module, inputs: tuple[Tensor, ...], data: bytes) -> Non
         batch = [torch.cat([value, value])[:size] for value in inputs]
         results = session.run(None, {name: value.numpy() for name, value in zip(names, batch, strict=True)})
         with torch.no_grad():
-            expected = network(*batch)  # last: it may change its input in place
+            expected = network(*batch)  # last, because it may change its input in place
         for result, output in zip(results, pytree.tree_leaves(expected), strict=True):
             _agree(result, output.numpy(), size)
 
@@ -105,7 +105,7 @@ def _agree(result: npt.NDArray[Any], expected: npt.NDArray[Any], size: int) -> N
     if not error <= allowed:
         raise RuntimeError(
             f"ONNX Runtime differs from torch by {error:.2g} with a batch of {size}, where {allowed:.2g} is allowed: "
-            "the file was not written. Pass check=False to write it all the same."
+            "the file was not written. Pass check=False to write it without this check."
         )
 
 
@@ -118,7 +118,7 @@ def _needed(*modules: str) -> list[Any]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keeps torch's remarks on its own exporter (deprecations, torchvision's absence) from the user."""
+    """Hide messages of torch's exporter about itself, such as deprecations and the missing torchvision."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

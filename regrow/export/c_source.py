@@ -1,9 +1,10 @@
-"""A network as one C file for devices: the engine's kernels, the plan and the weights, and nothing else."""
+"""Export to one C file for devices, with the engine's kernels, the plan and the weights in it."""
 
 from __future__ import annotations
 
 import ctypes
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,10 +34,10 @@ BITS = {"fp32": 32, "fp16": 16, "int8": 8}
 
 @dataclass(frozen=True)
 class CExport:
-    """What was written, what it needs on the device, and how far it is from the model.
+    """The files that `c` wrote, the memory they need on the device, and the error of rounded weights.
 
-    `flash` is constants and plan; the kernels' code comes on top (20 to 60 KB). `ram` is the static arena.
-    `error` is relative to the largest output on the example; rounding weights to fp16 or int8 is what it measures.
+    `flash` is the size of constants and plan; the code of the kernels takes another 20 to 60 KB. `ram` is the size of
+    the static arena. `error` is the difference from the model on the example, relative to the largest output.
     """
 
     source: Path
@@ -45,17 +46,30 @@ class CExport:
     flash: int
     ram: int
     error: float
+    weights: Format
+
+    def __str__(self) -> str:
+        sources = shlex.join([str(self.source), str(self.main)])
+        lines = [
+            f"{self.source}, {self.header.name} and {self.main.name}, which checks itself:",
+            f"    cc -O2 -ffp-contract=fast {sources} -lm -o check && ./check",
+            f"flash   {self.flash:>11,} bytes of weights and plan, and some tens of KB of code",
+            f"RAM     {self.ram:>11,} bytes, static, in addition to input and output",
+        ]
+        if self.weights != "fp32":
+            lines.append(f"error   {self.error:>11.1e} of the largest output on the example, from rounding the weights")
+        return "\n".join(lines)
 
 
-def export_c(
+def c(
     model: nn.Module, example_input: Tensor, path: str | Path, *, weights: Format = "fp32", lanes: int = 4
 ) -> CExport:
-    """Write `model` as `path` (one dependency-free C99 file), a header, and a `main` that checks itself.
+    """Write `model` as one C99 file without dependencies (`path`), a header, and a program that checks them.
 
-    The file defines `void NAME_run(const float *x, float *y)` for one image, NAME being the file's name. It needs a C99
-    compiler with vector extensions (gcc or clang, for any processor) and the C library; `-O2 -ffp-contract=fast` makes
-    it fast. Beside it, the file that ends in `_main.c` runs the first image of `example_input` and compares the result
-    with what torch says.
+    The file defines `void NAME_run(const float *x, float *y)` for one image; NAME is the name of the file. It needs a
+    C99 compiler with vector extensions (gcc or clang, for any processor) and the C library; compile it with
+    `-O2 -ffp-contract=fast`. The program `NAME_main.c` runs the first image of `example_input` and compares the result
+    with the output of torch.
 
     `weights` "fp16" and "int8" (one scale per output channel) take less flash. `lanes` is the number of floats in the
     device's vector registers: 4 for NEON and SSE, 8 for AVX2, 16 for AVX-512.
@@ -68,7 +82,7 @@ def export_c(
     if lanes not in (4, 8, 16):
         raise ValueError(f"lanes must be 4, 8 or 16, got {lanes}")
     if re.search(r'["\\\x00-\x1f]', path.name):
-        raise ValueError(f"a C file cannot include one called {path.name!r}: use another name")
+        raise ValueError(f"a C file cannot include a file called {path.name!r}: use another name")
     model, examples = prepared(model, example_input)
     if len(examples) == 0:
         raise ValueError("example_input must hold at least one image")
@@ -77,7 +91,7 @@ def export_c(
     graph = _rounded(exact, weights)
     expected = output_of(model, example)
     check_same(TorchRunner(exact)(example), expected)
-    steps = schedule(graph, lanes)  # without joining shortcuts: int8 weights have one scale for each output channel
+    steps = schedule(graph, lanes)  # without joined shortcuts: int8 weights have one scale per output channel
     plan = write_plan(steps, weights=weights)
     y = TorchRunner(graph)(example)
     name = _identifier(path.stem)
@@ -92,11 +106,12 @@ def export_c(
         flash=plan.constants.nbytes + ctypes.sizeof(plan.ops),
         ram=plan.arena_bytes,
         error=distance(y, expected),
+        weights=weights,
     )
 
 
 def _identifier(stem: str) -> str:
-    """How names in the C files start: never used alone, so that `int.c` and `exp.c` are names like any other."""
+    """Return the prefix of all names in the C files; it is never a whole name, so `int.c` and `exp.c` are fine."""
     plain = re.sub(r"\W", "_", stem, flags=re.ASCII)
     return plain if plain[0].isalpha() else f"net_{plain}"
 
@@ -110,7 +125,7 @@ def _rounded(graph: Graph, weights: Format) -> Graph:
 
 
 def _rounded_weight(node: Conv | Linear, weights: Format) -> Tensor:
-    """A layer's weights, batch norm included, as the format can express them; a ValueError if it cannot."""
+    """Round a layer's weights, batch norm included, to the format; raise a ValueError if they do not fit."""
     if not bool(node.weight.isfinite().all()):
         raise ValueError(f"{node.name!r} has weights that are not finite.")
     weight = rounded(node.weight, weights)
