@@ -57,7 +57,7 @@ def test_a_recipe_of_the_package_is_not_taken_for_a_file_beside_the_sweep(tmp_pa
 
 
 def test_a_method_of_another_package_is_known(tmp_path, monkeypatch):
-    point = EntryPoint("elsewhere", "regrow.methods:DPF", "regrow.methods")
+    point = EntryPoint("elsewhere", "regrow.methods.dpf:DPF", "regrow.methods")
     monkeypatch.setattr("regrow.methods.registry.entry_points", lambda group: [point])
     assert [recipe.method for recipe in sweep(tmp_path, 'method = "elsewhere"\n')] == ["elsewhere"]
 

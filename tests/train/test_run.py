@@ -120,7 +120,7 @@ def test_recipes_with_mask_updates_and_methods_that_need_none_are_not_warned_of(
         ({"method": "feedback"}, "feedback needs --options compressor=VALUE: see regrow methods feedback"),
         (
             {"method": "set", "options": ("drop_fraction='much'",)},
-            "set: zeta must be a share in [0, 1], got 'much' (with options drop_fraction='much')",
+            "set: drop_fraction must be a fraction in [0, 1], got 'much' (with options drop_fraction='much')",
         ),
     ],
 )
