@@ -2,8 +2,8 @@
 
 Defaults are the authors': random masks of one density, all below a threshold H go, H doubles or halves to drop about
 N connections per update (`drop_count`), layers grow in proportion to what survived in them. The period `every` doubles
-at 12.5, 40 and 70 % of training (`doublings`) and nothing moves in its last 5 %. The first convolution, 1x1 shortcuts and
-the last linear layer stay dense. These are the authors' settings for WRN-28-2; for ResNet-50 (batch 256) they are
+at 12.5, 40 and 70 % of training (`doublings`) and nothing moves in its last 5 %. The first convolution, 1x1 shortcuts
+and the last linear layer stay dense. These are the authors' settings for WRN-28-2; for ResNet-50 (batch 256) they are
 `every=1000, doublings=(0.25, 0.5, 0.75), include_last=True`.
 New connections start with weight and momentum zero: the authors multiply the mask into the forward pass, so that
 inactive weights receive no gradient and their momentum fades.
