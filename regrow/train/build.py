@@ -207,8 +207,8 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
         pruner.warn_if_idle(recipe.epochs * steps)
     if method.every_divides_epoch and steps % pruner.every:
         raise RecipeError(
-            f"{recipe.method} is sparse only right after a mask update, and it is evaluated after each epoch: every must "
-            f"divide the {steps} steps of an epoch, got {pruner.every}"
+            f"{recipe.method} is sparse only right after a mask update, and it is evaluated after each epoch: every "
+            f"must divide the {steps} steps of an epoch, got {pruner.every}"
         )
     return pruner
 
