@@ -15,7 +15,12 @@ from typing import Any
 from regrow.runs.recipe import Recipe
 from regrow.system import write_atomically
 
-FIELDS: dict[str, str] = {}
+FIELDS = {
+    "decay_at": "weight_decay_at",
+    "drops": "lr_drops",
+    "drop_factor": "lr_drop_factor",
+    "finetune_drops": "finetune_lr_drops",
+}
 """Renamed recipe fields: old name to new name."""
 
 OPTIONS: dict[str, dict[str, str]] = {

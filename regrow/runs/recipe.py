@@ -73,7 +73,7 @@ class Recipe:
     """Also prune the last linear layer. None: as in the method's paper (only sparse-momentum does)."""
     floor: int | None = None
     """Number of units of each layer that are never pruned. None: no limit, as in the paper."""
-    decay_at: Literal["dense", "pruned"] | None = None
+    weight_decay_at: Literal["dense", "pruned"] | None = None
     """Whether weight decay acts on the dense weights w (the default) or on the pruned weights ŵ."""
     options: tuple[str, ...] = ()
     """More options of the method, such as drop_fraction=0.2 or criterion=rms; see `regrow methods NAME`."""
@@ -99,9 +99,9 @@ class Recipe:
     """Whether weight decay also acts on the parameters of batch norm."""
     label_smoothing: float = 0.0
     """Fraction of each label that is spread evenly over all classes in training; 0.1 is usual on ImageNet."""
-    drops: tuple[float, ...] = (0.5, 0.75)
+    lr_drops: tuple[float, ...] = (0.5, 0.75)
     """Fractions of training at which the learning rate drops."""
-    drop_factor: float = 0.1
+    lr_drop_factor: float = 0.1
     """Factor of the learning rate at each drop."""
     warmup: float = 0.0
     """Fraction of training over which the learning rate rises linearly to --lr."""
@@ -113,8 +113,8 @@ class Recipe:
     """Optimizer of fine-tuning."""
     finetune_lr: float = 0.01
     """Learning rate of fine-tuning before its first drop."""
-    finetune_drops: tuple[float, ...] = (0.5,)
-    """Fractions of fine-tuning at which its learning rate drops by --drop-factor."""
+    finetune_lr_drops: tuple[float, ...] = (0.5,)
+    """Fractions of fine-tuning at which its learning rate drops by --lr-drop-factor."""
     holdout: int = 0
     """Number of training images that are held out and used for evaluation instead of the test set (for tuning)."""
     limit: int | None = None
@@ -144,7 +144,7 @@ class Recipe:
         """Fraction of training at which the sparsity is final: by default the second drop (Appendix A.2)."""
         if self.ramp_end is not None:
             return self.ramp_end
-        return self.drops[1] if len(self.drops) > 1 else 0.75
+        return self.lr_drops[1] if len(self.lr_drops) > 1 else 0.75
 
     def changed(self, **fields: Any) -> Recipe:
         """Return the recipe with some fields changed; an unknown field raises `RecipeError`."""
@@ -293,12 +293,12 @@ def _check_ranges(recipe: Recipe) -> None:
                 raise RecipeError(f"{name} must be at least {least}, got {value}")
     if recipe.seed > _LARGEST_SEED:
         raise RecipeError(f"seed must be below 2**63, got {recipe.seed}")
-    for name in ("lr", "finetune_lr", "drop_factor"):
+    for name in ("lr", "finetune_lr", "lr_drop_factor"):
         if getattr(recipe, name) <= 0:
             raise RecipeError(f"{name} must be above 0, got {getattr(recipe, name)}")
     for name in ("ramp_end", "warmup", "warmup_from"):
         _check_fraction(name, getattr(recipe, name))
-    for name in ("drops", "finetune_drops"):
+    for name in ("lr_drops", "finetune_lr_drops"):
         fractions = getattr(recipe, name)
         for fraction in fractions:
             _check_fraction(name, fraction)

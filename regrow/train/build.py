@@ -136,8 +136,8 @@ def training_rate(recipe: Recipe, total: int) -> LearningRate:
     """Return the learning rate of a training of `total` steps."""
     return LearningRate(
         peak=recipe.lr,
-        drops=tuple(round(fraction * total) for fraction in recipe.drops),
-        factor=recipe.drop_factor,
+        drops=tuple(round(fraction * total) for fraction in recipe.lr_drops),
+        factor=recipe.lr_drop_factor,
         warmup=round(recipe.warmup * total),
         warmup_from=recipe.warmup_from,
     )
@@ -145,20 +145,12 @@ def training_rate(recipe: Recipe, total: int) -> LearningRate:
 
 def finetuning_rate(recipe: Recipe, total: int) -> LearningRate:
     """Return the learning rate of a fine-tuning of `total` steps."""
-    drops = tuple(round(fraction * total) for fraction in recipe.finetune_drops)
-    return LearningRate(peak=recipe.finetune_lr, drops=drops, factor=recipe.drop_factor)
+    drops = tuple(round(fraction * total) for fraction in recipe.finetune_lr_drops)
+    return LearningRate(peak=recipe.finetune_lr, drops=drops, factor=recipe.lr_drop_factor)
 
 
-# Recipe fields that are options of many methods, and the names of these options.
-_SHARED = {
-    "targets": "targets",
-    "include_last": "include_last",
-    "scope": "scope",
-    "unit": "unit",
-    "floor": "floor",
-    "decay_at": "weight_decay_at",
-    "every": "every",
-}
+# Recipe fields that are options of many methods.
+_SHARED = ("targets", "include_last", "scope", "unit", "floor", "weight_decay_at", "every")
 
 # A string that needs no quotes: in TOML only true, false, inf and nan look like it.
 _WORD = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
@@ -250,7 +242,7 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
 
 def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that the recipe sets; an option that the method does not have is an error."""
-    fields = {name: getattr(recipe, field) for field, name in _SHARED.items()}
+    fields = {name: getattr(recipe, name) for name in _SHARED}
     given = {name: value for name, value in fields.items() if value not in (None, (), "auto")}
     if method.ignores_options:
         return {name: value for name, value in given.items() if name in known}

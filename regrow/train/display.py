@@ -170,6 +170,6 @@ def _sparsity(recipe: Recipe) -> str:
 
 
 def _training(recipe: Recipe, steps: int) -> str:
-    drops = ", ".join(f"{fraction * recipe.epochs:.4g}" for fraction in recipe.drops)
-    drop = f", x{recipe.drop_factor:g} after {drops} epochs" if drops else ""
+    drops = ", ".join(f"{fraction * recipe.epochs:.4g}" for fraction in recipe.lr_drops)
+    drop = f", x{recipe.lr_drop_factor:g} after {drops} epochs" if drops else ""
     return f"{recipe.epochs} epochs of {steps:,} steps, {recipe.optimizer} at {recipe.lr:g}{drop}"

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from regrow.train.config import Recipe
 
+from regrow.runs.recipe import Recipe
 from reproduce.migrate import migrate, migrated
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -26,6 +26,19 @@ def test_old_options_get_their_present_names_and_the_record_the_key_of_its_recip
     assert record["recipe"] == {"method": method, "options": new}
     assert record["key"] == Recipe(method=method, options=tuple(new)).key()
     assert record["top1"] == 1.5
+
+
+def test_old_fields_get_their_present_names():
+    old = {"method": "dpf", "drops": [0.3], "drop_factor": 0.2, "finetune_drops": [0.4], "decay_at": "pruned"}
+    record = migrated({"key": "0", "recipe": old})
+    assert record["recipe"] == {
+        "method": "dpf",
+        "lr_drops": [0.3],
+        "lr_drop_factor": 0.2,
+        "finetune_lr_drops": [0.4],
+        "weight_decay_at": "pruned",
+    }
+    assert record["key"] == Recipe.of(record["recipe"]).key()
 
 
 def test_a_second_run_changes_nothing_and_other_lines_keep_their_bytes(tmp_path):

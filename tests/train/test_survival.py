@@ -138,7 +138,7 @@ def test_a_folder_whose_name_is_taken_by_a_file_is_named(tmp_path):
 
 def test_a_nan_loss_stops_with_the_step_and_keeps_the_last_good_checkpoint(tmp_path):
     # The learning rate explodes at the drop after half of training.
-    recipe = RECIPE.changed(drop_factor=1e30, drops=[0.5])
+    recipe = RECIPE.changed(lr_drop_factor=1e30, lr_drops=[0.5])
     with pytest.raises(DivergedError, match=r"at step \d+ \(epoch 3, .*The last good checkpoint is .*checkpoint\.pt"):
         run(recipe, tmp_path / "run", save_every=0)
     state = checkpoint.load(tmp_path / "run" / "checkpoint.pt")["trainer"]
@@ -147,7 +147,7 @@ def test_a_nan_loss_stops_with_the_step_and_keeps_the_last_good_checkpoint(tmp_p
 
 
 def test_a_run_that_diverges_leaves_a_record_and_its_result_takes_the_records_place(tmp_path):
-    recipe = RECIPE.changed(drop_factor=1e30, drops=[0.5])
+    recipe = RECIPE.changed(lr_drop_factor=1e30, lr_drops=[0.5])
     with pytest.raises(DivergedError):
         run(recipe, tmp_path / "run")
     assert read_result(tmp_path / "run") is None
