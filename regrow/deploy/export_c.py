@@ -74,7 +74,7 @@ def export_c(
         raise ValueError("example_input must hold at least one image")
     example = examples[:1].contiguous()
     exact = fuse(capture(model, example))
-    graph = _rounded(exact, weights)
+    graph = rounded_graph(exact, weights)
     expected = output_of(model, example)
     check_same(TorchRunner(exact)(example), expected)
     steps = schedule(graph, lanes)  # without joining shortcuts: int8 weights have one scale for each output channel
@@ -101,7 +101,8 @@ def _identifier(stem: str) -> str:
     return plain if plain[0].isalpha() else f"net_{plain}"
 
 
-def _rounded(graph: Graph, weights: Format) -> Graph:
+def rounded_graph(graph: Graph, weights: Format) -> Graph:
+    """Return the graph with the weights that a format can express."""
     nodes = (
         replace(node, weight=_rounded_weight(node, weights)) if isinstance(node, Conv | Linear) else node
         for node in graph.nodes

@@ -9,10 +9,8 @@
  * vector: `in[y + dy][x + dx]`, whatever the image's size. Sparse weights then need no gathering of pixels: a weight
  * that is not zero is an offset and a value, and costs one multiply-add per vector of the tile held in registers.
  */
-#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 #ifdef __SSE__
 #include <immintrin.h>
 #endif
@@ -46,6 +44,13 @@ typedef ivec icell __attribute__((may_alias));
 #define UNROLL _Pragma("unroll")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+/* Kernels that a WebAssembly template can leave out one by one stay functions of their own. */
+#ifdef __wasm__
+#define SEPARATE static __attribute__((noinline))
+#else
+#define SEPARATE static
 #endif
 
 #define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
@@ -270,6 +275,9 @@ INLINE vec min(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)b); 
 #elif LANES == 4 && defined(__SSE__)
 INLINE vec max(vec a, vec b) { return (vec)_mm_max_ps((__m128)a, (__m128)b); }
 INLINE vec min(vec a, vec b) { return (vec)_mm_min_ps((__m128)a, (__m128)b); }
+#elif defined(__wasm_simd128__)
+INLINE vec max(vec a, vec b) { return __builtin_wasm_pmax_f32x4(b, a); }
+INLINE vec min(vec a, vec b) { return __builtin_wasm_pmin_f32x4(b, a); }
 #else
 INLINE vec max(vec a, vec b) { return choose(a > b, a, b); }
 INLINE vec min(vec a, vec b) { return choose(a < b, a, b); }
@@ -281,7 +289,11 @@ INLINE vec masked(vec v, const char *mask) { return (vec)((ivec)v & *(const icel
 /* Moves lanes; what the mask excludes becomes zero. */
 INLINE vec permute(vec v, ivec lanes, ivec mask)
 {
-#ifdef __clang__
+#ifdef __wasm_simd128__
+    typedef signed char bytes __attribute__((vector_size(16)));
+    const ivec at = lanes * 0x04040404 + 0x03020100; /* the four bytes of each lane */
+    return (vec)((ivec)__builtin_wasm_swizzle_i8x16((bytes)v, (bytes)at) & mask);
+#elif defined(__clang__)
     vec moved = v;
     for (int l = 0; l < LANES; l++) moved[l] = v[lanes[l]];
     return (vec)((ivec)moved & mask);
@@ -355,7 +367,7 @@ INLINE float widen(uint16_t half)
 {
     const uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
     float f;
-    memcpy(&f, &magnitude, sizeof f);
+    __builtin_memcpy(&f, &magnitude, sizeof f);
     return half & 0x8000 ? f * -0x1p112f : f * 0x1p112f;
 }
 #else
@@ -371,7 +383,7 @@ INLINE vec read_entry(const struct entry *e, const char *corner, const char **pi
 #elif WIDE
     /* One load instead of two: the second half of the 64 bits goes from a register straight to all lanes. */
     uint64_t bits;
-    memcpy(&bits, e, sizeof bits);
+    __builtin_memcpy(&bits, e, sizeof bits);
     *pixel = corner + (uint32_t)bits;
 #if LANES == 16
     return (vec)((int32_t)(bits >> 32) - (ivec){0});
@@ -399,8 +411,8 @@ INLINE struct taken take(const struct four *four)
 {
 #if WIDE
     uint64_t first, second;
-    memcpy(&first, four->offset, sizeof first);
-    memcpy(&second, four->offset + 2, sizeof second);
+    __builtin_memcpy(&first, four->offset, sizeof first);
+    __builtin_memcpy(&second, four->offset + 2, sizeof second);
     OPAQUE(first);
     OPAQUE(second);
 #if LANES == 16
@@ -1032,14 +1044,14 @@ INLINE void gather(float *to, int64_t to_pitch, const float *from, int64_t from_
      * missing is faster than a branch. */
     ivec outside;
     int32_t at[LANES];
-    memcpy(&outside, table, sizeof outside);
+    __builtin_memcpy(&outside, table, sizeof outside);
     outside >>= 31;
     EACH(l, LANES) at[l] = table[l] & ~(table[l] >> 31);
     for (; channels > 0; channels--, to += to_pitch, from += from_pitch) {
         vec v = splat(0);
         EACH(l, LANES) v[l] = from[at[l]];
         v = (vec)((outside & (ivec)splat(fill)) | (~outside & (ivec)v));
-        memcpy(to, &v, sizeof v);
+        __builtin_memcpy(to, &v, sizeof v);
     }
 #endif
 }
@@ -1065,7 +1077,7 @@ INLINE void gather(float *to, int64_t to_pitch, const float *from, int64_t from_
 static void copy_run(float *to, const float *from, const int32_t *table)
 {
     vec v[LANES], w[LANES];
-    EACH(l, LANES) memcpy(v + l, from + table[l], sizeof *v);
+    EACH(l, LANES) __builtin_memcpy(v + l, from + table[l], sizeof *v);
     UNROLL for (int size = 1; size < LANES; size *= 2) {
         EACH(i, LANES / 2) {
             w[2 * i] = INTERLEAVE(v[i], v[i + LANES / 2], LOWER);
@@ -1073,7 +1085,7 @@ static void copy_run(float *to, const float *from, const int32_t *table)
         }
         EACH(i, LANES) v[i] = w[i];
     }
-    EACH(l, LANES) memcpy(to + l * LANES, v + l, sizeof *v);
+    EACH(l, LANES) __builtin_memcpy(to + l * LANES, v + l, sizeof *v);
 }
 
 /* Floats first .. last - 1 of a few channels, one by one where they are no whole vector. */
@@ -1091,7 +1103,7 @@ static void copy_some(const struct gather *op, float *to, const float *from, con
     }
 }
 
-static void run_gather(const struct gather *op, const struct frame *f)
+SEPARATE void run_gather(const struct gather *op, const struct frame *f)
 {
     const int by_channel = op->channels >= 2 * AT_ONCE * f->parts; /* which leaves all runs whole */
     const struct share s = by_channel ? (struct share){0, op->count} : share_of(f, op->count);
@@ -1105,7 +1117,7 @@ static void run_gather(const struct gather *op, const struct frame *f)
         const int channels = own.last - channel < AT_ONCE ? own.last - channel : AT_ONCE;
         int done = s.first;
         if (op->table == ABSENT) { /* all channels are one then */
-            memcpy(to + s.first, from + s.first, (size_t)(s.last - s.first) * sizeof *to);
+            __builtin_memcpy(to + s.first, from + s.first, (size_t)(s.last - s.first) * sizeof *to);
             continue;
         }
         for (int run = 0; run < op->run_count; run++) {
@@ -1152,7 +1164,7 @@ typedef void halo_function(char *, int);
 static halo_function *const halos[] = {NULL, HALOS(HALO_NAME)};
 
 /* So many channels at a time that they stay in the first-level cache from one side to the next. */
-static void run_halo(const struct halo *op, const struct frame *f)
+SEPARATE void run_halo(const struct halo *op, const struct frame *f)
 {
     enum { NEAR = 16384 };
     const struct side *sides = (const struct side *)(f->constants + op->sides);
@@ -1193,7 +1205,7 @@ INLINE vec pool_window(const char *corner, int64_t row, const int rows, const in
     return v;
 }
 
-static void run_pool(const struct pool *op, const struct frame *f)
+SEPARATE void run_pool(const struct pool *op, const struct frame *f)
 {
     const struct share s = share_of(f, op->channels);
     const int kernel_rows = op->kernel_rows, kernel_cols = op->kernel_cols, step = op->stride_cols * VECTOR;
@@ -1219,7 +1231,7 @@ static void run_pool(const struct pool *op, const struct frame *f)
     }
 }
 
-static void run_mean(const struct mean *op, const struct frame *f)
+SEPARATE void run_mean(const struct mean *op, const struct frame *f)
 {
     const struct share s = share_of(f, op->channels);
     float *out = (float *)locate(f, op->out);
@@ -1273,7 +1285,7 @@ static vec dense_dot(const weight *w, const float *x, int inputs)
     return sum[0] + sum[1];
 }
 
-static void run_linear(const struct linear *op, const struct frame *f)
+SEPARATE void run_linear(const struct linear *op, const struct frame *f)
 {
     const char *in = locate(f, op->in), *weights = f->constants + op->weights;
     const int32_t *starts = (const int32_t *)(f->constants + op->starts);
@@ -1292,11 +1304,11 @@ static void run_linear(const struct linear *op, const struct frame *f)
         if (WEIGHT_BITS == 8) v *= load(f->constants + op->step + at);
         v += load(f->constants + op->bias + at);
         activate(&v, 1, &op->act);
-        memcpy(out + first, &v, (size_t)count * sizeof *out);
+        __builtin_memcpy(out + first, &v, (size_t)count * sizeof *out);
     }
 }
 
-static void run_pointwise(const struct pointwise *op, const struct frame *f)
+SEPARATE void run_pointwise(const struct pointwise *op, const struct frame *f)
 {
     const struct share s = share_of(f, op->channels);
     const float *scales = (const float *)(f->constants + op->scale), *shifts = (const float *)(f->constants + op->shift);

@@ -1,0 +1,204 @@
+"""A network as a WebAssembly module with its script, types and a page to try it: no toolchain, no server."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regrow.deploy.engine.capture import capture
+from regrow.deploy.engine.fuse import fuse
+from regrow.deploy.engine.graph import Graph
+from regrow.deploy.engine.plan import write_plan
+from regrow.deploy.engine.reference import TorchRunner
+from regrow.deploy.engine.schedule import schedule
+from regrow.deploy.engine.shortcuts import join_shortcuts
+from regrow.deploy.engine.weights import Format
+from regrow.deploy.export_c import rounded_graph
+from regrow.deploy.prepared import check_same, distance, output_of, prepared
+from regrow.export.wasm_plan import BITS, LANES, module_data
+from regrow.export.wasm_template import fill, read_template
+from regrow.host.disk import write_atomically
+
+
+@dataclass(frozen=True)
+class WasmExport:
+    """The files that were written, their cost, and the distance from the model.
+
+    `size` is the size of `model.wasm` and `memory` what it uses when it runs, in bytes. `error` is relative to the
+    largest output on the example; with fp16 and int8 it is the effect of rounding the weights. `checked` names the
+    runtime in which the module was run to measure it ("node" or "wasmtime"), or is None if neither is installed; the
+    error is then that of the rounded weights in torch.
+    """
+
+    module: Path
+    script: Path
+    types: Path
+    page: Path
+    size: int
+    memory: int
+    error: float
+    checked: str | None
+
+
+def export_wasm(
+    model: nn.Module,
+    example_input: Tensor,
+    folder: str | Path,
+    *,
+    weights: Format = "fp32",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    classes: Sequence[str] | None = None,
+) -> WasmExport:
+    """Write `model` as `model.wasm`, `model.js`, `model.d.ts` and `index.html` in `folder`.
+
+    The module needs WebAssembly SIMD, which all current browsers, Node.js and Deno have. It imports nothing, its memory
+    never grows, and weights that are zero cost nothing. One input at a time:
+
+        import { load } from "./model.js";
+        const model = await load("model.wasm");
+        const y = model.run(float32Array);
+
+    `weights` "fp16" and "int8" (one scale per output channel) make the file smaller; the network computes in float32 in
+    any case, at the same speed. `mean` and `std` say how pixels in [0, 1] are normalized; they and the names of the
+    `classes` are stored for the page. If Node.js or the package `wasmtime` is installed, the module is run on the first
+    example and compared with torch.
+
+    >>> regrow.export.wasm(model, torch.randn(1, 3, 32, 32), "web")    # doctest: +SKIP
+    """
+    if weights not in BITS:
+        raise ValueError(f"weights must be one of {', '.join(BITS)}, got {weights!r}")
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"folder must be a directory, and {str(folder)!r} is a file")
+    model, examples = prepared(model, example_input)
+    if len(examples) == 0:
+        raise ValueError("example_input must hold at least one image")
+    example = examples[:1].contiguous()
+    exact = fuse(capture(model, example))
+    expected = output_of(model, example)
+    check_same(TorchRunner(exact)(example), expected)
+    graph = rounded_graph(exact, weights)
+    info = _info(graph, weights, mean=mean, std=std, classes=classes)
+    module = _module(graph, weights, info)
+    rounded = TorchRunner(graph)(example)
+    checked, y = _run(module, example, expected.shape)
+    if y is not None:
+        check_same(y, rounded)
+    folder.mkdir(parents=True, exist_ok=True)
+    script, types = _text("model.js"), _text("model.d.ts")
+    files = {"model.wasm": module, "model.js": script.encode(), "model.d.ts": types.encode()}
+    files["index.html"] = page(_text("index.html"), script=script, modules={"model": module}).encode()
+    for name, content in files.items():
+        write_atomically(folder / name, content)
+    return WasmExport(
+        *(folder / name for name in files),
+        size=len(module),
+        memory=info_of(module)["memory"],
+        error=distance(rounded if y is None else y, expected),
+        checked=checked,
+    )
+
+
+def page(template: str, *, script: str, modules: dict[str, bytes]) -> str:
+    """Return an HTML page that needs no other file, under a content security policy that allows nothing else.
+
+    In `template`, `/* model.js */` is replaced by `script` and `/* modules */` by an object of the modules in base64.
+    """
+    encoded = {name: base64.b64encode(module).decode() for name, module in modules.items()}
+    inline = script.replace("export async function", "async function").replace("import.meta.url", "location.href")
+    html = template.replace("/* model.js */", inline).replace("/* modules */", json.dumps(encoded))
+    policy = f"default-src 'none'; script-src {_hashes(html, 'script')} 'wasm-unsafe-eval'; "
+    policy += f"style-src {_hashes(html, 'style')}; img-src blob: data:; base-uri 'none'; form-action 'none'"
+    return html.replace("<!-- policy -->", f'<meta http-equiv="Content-Security-Policy" content="{policy}">')
+
+
+def info_of(module: bytes) -> dict[str, Any]:
+    """Return the description at the end of a module."""
+    described: dict[str, Any] = json.loads(module[module.rindex(b"\6regrow{") + 7 :])
+    return described
+
+
+def _hashes(html: str, tag: str) -> str:
+    """The digests of a page's inline scripts or styles, as a content security policy lists them."""
+    bodies = re.findall(rf"<{tag}[^>]*>(.*?)</{tag}>", html, flags=re.DOTALL)
+    digests = (base64.b64encode(hashlib.sha256(body.encode()).digest()).decode() for body in bodies)
+    return " ".join(f"'sha256-{digest}'" for digest in digests)
+
+
+def _text(name: str) -> str:
+    return resources.files("regrow.export").joinpath("templates", name).read_text()
+
+
+def _info(graph: Graph, weights: Format, **optional: Sequence[float] | Sequence[str] | None) -> dict[str, Any]:
+    channels = graph.input.shape[0]
+    for name in ("mean", "std"):
+        if (values := optional[name]) is not None and len(values) != channels:
+            raise ValueError(f"{name} must have a value for each of {channels} channels, got {len(values)}")
+    if (classes := optional["classes"]) is not None and len(classes) != graph.output.numel:
+        raise ValueError(f"classes must name all {graph.output.numel} outputs, got {len(classes)}")
+    known = {name: list(values) for name, values in optional.items() if values is not None}
+    return {"input": list(graph.input.shape), "output": list(graph.output.shape), "weights": weights, **known}
+
+
+def _module(graph: Graph, weights: Format, info: dict[str, Any]) -> bytes:
+    # int8 weights have one scale for each output channel; joined shortcuts would share it.
+    steps = schedule(graph if weights == "int8" else join_shortcuts(graph), LANES)
+    data = module_data(write_plan(steps), weights)
+    return fill(read_template(), data, inputs=graph.input.numel, outputs=graph.output.numel, info=info)
+
+
+def _run(module: bytes, x: Tensor, shape: torch.Size) -> tuple[str | None, Tensor | None]:
+    """Run the module on one input in a runtime that is installed; return its name and the output."""
+    values = x.flatten().numpy().astype("<f4").tobytes()
+    if node := shutil.which("node"):
+        checked, output = "node", _run_in_node(node, module, values)
+    elif importlib.util.find_spec("wasmtime"):
+        checked, output = "wasmtime", _run_in_wasmtime(module, values)
+    else:
+        return None, None
+    return checked, torch.from_numpy(np.frombuffer(output, "<f4").copy()).reshape(shape)
+
+
+_NODE = """
+const chunks = [];
+for await (const chunk of process.stdin) chunks.push(chunk);
+const bytes = Uint8Array.from(Buffer.concat(chunks)), size = new DataView(bytes.buffer).getUint32(0, true);
+const model = await load(bytes.subarray(4, 4 + size));
+process.stdout.write(Buffer.from(model.run(new Float32Array(bytes.slice(4 + size).buffer)).buffer));
+"""
+
+
+def _run_in_node(node: str, module: bytes, values: bytes) -> bytes:
+    program = [node, "--input-type=module", "-e", _text("model.js") + _NODE]
+    data = len(module).to_bytes(4, "little") + module + values
+    done = subprocess.run(program, input=data, capture_output=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"node cannot run the module: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout
+
+
+def _run_in_wasmtime(module: bytes, values: bytes) -> bytes:
+    import wasmtime
+
+    store = wasmtime.Store()
+    exports = wasmtime.Instance(store, wasmtime.Module(store.engine, module), []).exports(store)
+    memory, x, y = exports["memory"], exports["x"].value(store), exports["y"].value(store)
+    memory.write(store, values, x)
+    exports["run"](store)
+    outputs = int(np.prod(info_of(module)["output"]))
+    return bytes(memory.read(store, y, y + 4 * outputs))
