@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import importlib.util
 import json
-import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -29,6 +26,7 @@ from regrow.deploy.engine.shortcuts import join_shortcuts
 from regrow.deploy.engine.weights import Format
 from regrow.deploy.export_c import rounded_graph
 from regrow.deploy.prepared import check_same, distance, output_of, prepared
+from regrow.export.html_page import html_page, script_data
 from regrow.export.wasm_plan import BITS, LANES, module_data
 from regrow.export.wasm_template import fill, read_template
 from regrow.host.disk import write_atomically
@@ -100,9 +98,11 @@ def export_wasm(
     if y is not None:
         check_same(y, rounded)
     folder.mkdir(parents=True, exist_ok=True)
-    script, types = _text("model.js"), _text("model.d.ts")
+    script, types = template_text("model.js"), template_text("model.d.ts")
     files = {"model.wasm": module, "model.js": script.encode(), "model.d.ts": types.encode()}
-    files["index.html"] = page(_text("index.html"), script=script, modules={"model": module}).encode()
+    files["index.html"] = html_page(
+        template_text("index.html"), {"model.js": script, "module": script_data(module)}
+    ).encode()
     for name, content in files.items():
         write_atomically(folder / name, content)
     return WasmExport(
@@ -114,34 +114,15 @@ def export_wasm(
     )
 
 
-def page(template: str, *, script: str, modules: dict[str, bytes]) -> str:
-    """Return an HTML page that needs no other file, under a content security policy that allows nothing else.
-
-    In `template`, `/* model.js */` is replaced by `script` and `/* modules */` by an object of the modules in base64.
-    """
-    encoded = {name: base64.b64encode(module).decode() for name, module in modules.items()}
-    inline = script.replace("export async function", "async function").replace("import.meta.url", "location.href")
-    html = template.replace("/* model.js */", inline).replace("/* modules */", json.dumps(encoded))
-    policy = f"default-src 'none'; script-src {_hashes(html, 'script')} 'wasm-unsafe-eval'; "
-    policy += f"style-src {_hashes(html, 'style')}; img-src blob: data:; base-uri 'none'; form-action 'none'"
-    return html.replace("<!-- policy -->", f'<meta http-equiv="Content-Security-Policy" content="{policy}">')
+def template_text(name: str) -> str:
+    """Return one of the files in `templates`."""
+    return resources.files("regrow.export").joinpath("templates", name).read_text()
 
 
 def info_of(module: bytes) -> dict[str, Any]:
     """Return the description at the end of a module."""
     described: dict[str, Any] = json.loads(module[module.rindex(b"\6regrow{") + 7 :])
     return described
-
-
-def _hashes(html: str, tag: str) -> str:
-    """The digests of a page's inline scripts or styles, as a content security policy lists them."""
-    bodies = re.findall(rf"<{tag}[^>]*>(.*?)</{tag}>", html, flags=re.DOTALL)
-    digests = (base64.b64encode(hashlib.sha256(body.encode()).digest()).decode() for body in bodies)
-    return " ".join(f"'sha256-{digest}'" for digest in digests)
-
-
-def _text(name: str) -> str:
-    return resources.files("regrow.export").joinpath("templates", name).read_text()
 
 
 def _info(graph: Graph, weights: Format, **optional: Sequence[float] | Sequence[str] | None) -> dict[str, Any]:
@@ -184,7 +165,7 @@ process.stdout.write(Buffer.from(model.run(new Float32Array(bytes.slice(4 + size
 
 
 def _run_in_node(node: str, module: bytes, values: bytes) -> bytes:
-    program = [node, "--input-type=module", "-e", _text("model.js") + _NODE]
+    program = [node, "--input-type=module", "-e", template_text("model.js") + _NODE]
     data = len(module).to_bytes(4, "little") + module + values
     done = subprocess.run(program, input=data, capture_output=True, check=False)
     if done.returncode:
