@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -89,8 +90,7 @@ class Chromium:
     def open(self, url: str) -> None:
         """Load a page and wait until it has loaded."""
         self._call("Page.navigate", url=url)
-        while self.evaluate("document.readyState") != "complete" or self.evaluate("location.href") == "about:blank":
-            pass
+        self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of an expression; promises are awaited."""
@@ -98,6 +98,29 @@ class Chromium:
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"].get("exception", {}).get("description", str(answer)))
         return answer["result"].get("value")
+
+    def wait_for(self, condition: str, seconds: float = 30) -> None:
+        """Wait until an expression is true."""
+        deadline = time.monotonic() + seconds
+        while not self.evaluate(condition):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{condition} is not true after {seconds} s; errors: {self.errors}")
+            time.sleep(0.02)
+
+    def box(self, selector: str) -> tuple[float, float, float, float]:
+        """Scroll to an element; return its left, top, width and height in the window."""
+        find = f"document.querySelector({json.dumps(selector)})"
+        box = self.evaluate(
+            f"(() => {{ {find}.scrollIntoView({{ block: 'center' }}); const b = {find}.getBoundingClientRect();"
+            "return [b.left, b.top, b.width, b.height]; })()"
+        )
+        left, top, width, height = box
+        return left, top, width, height
+
+    def click(self, selector: str) -> None:
+        """Click the middle of an element with the mouse."""
+        left, top, width, height = self.box(selector)
+        self.drag([(left + width / 2, top + height / 2)])
 
     def screen(self, width: int, height: int, *, dark: bool = False, touch: bool = False) -> None:
         """Set the size of the window, the color scheme, and whether the screen is a phone's."""

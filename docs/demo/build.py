@@ -56,8 +56,8 @@ def _note(results: dict[str, dict[str, Any]]) -> str:
     top1 = {name: result["top1"] for name, result in results.items()}
     return (
         f"Both networks are ResNet-8, trained for {results['sparse']['epoch']} epochs on 8,000 images of MNIST by the "
-        f"recipe mnist of regrow; on 2,000 other images the dense one is right in {top1['dense']:.1f} % and the sparse "
-        f"one (DPF, {100 * results['sparse']['sparsity']:.0f} % of the weights pruned) in {top1['sparse']:.1f} %. Both "
+        f"recipe mnist of regrow; on 2,000 other images the dense one is right in {top1['dense']:.2f} % and the sparse "
+        f"one (DPF, {100 * results['sparse']['sparsity']:.0f} % of the weights pruned) in {top1['sparse']:.2f} %. Both "
         "run in the same engine on one thread, with weights stored in 16 bits. Times are measured on your device, when "
         "the page is opened. Nothing you draw leaves it: this page is one file and makes no requests."
     )
