@@ -36,12 +36,12 @@ from regrow.deploy.bench.deepsparse import DeepSparse
 from regrow.deploy.bench.runtimes import dense_runtimes, to_plain_onnx
 from regrow.deploy.bench.synthetic import densities, prune_synthetically
 from regrow.deploy.bench.turns import Contender, fastest
-from regrow.deploy.engine.build import load_library
-from regrow.deploy.engine.capture import capture
-from regrow.deploy.engine.compiler import native_runner
-from regrow.deploy.engine.fuse import fuse
-from regrow.deploy.engine.model import CompiledModel
-from regrow.deploy.engine.runners import NativeRunner, RowsRunner
+from regrow.engine.codegen.build import load_library
+from regrow.engine.compiler import native_runner
+from regrow.engine.frontend.fuse import fuse
+from regrow.engine.frontend.torch_export import capture
+from regrow.engine.runtime.model import CompiledModel
+from regrow.engine.runtime.session import NativeRunner, RowsRunner
 from regrow.models import Network, build
 
 SIZES = {"resnet20": 32, "wrn28-2": 32, "resnet50": 224}

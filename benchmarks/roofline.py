@@ -21,13 +21,15 @@ import torch
 
 from benchmarks.engine import SIZES, SPARSITIES, images, pruned
 from benchmarks.runner import Row, report
-from regrow.deploy.engine.arena import buffer_bytes
-from regrow.deploy.engine.capture import capture
-from regrow.deploy.engine.compiler import steps_of
-from regrow.deploy.engine.fuse import fuse
-from regrow.deploy.engine.problems import conv_steps, problem_of
-from regrow.deploy.engine.steps import Buffer, HaloStep, Schedule
-from regrow.deploy.engine.toolchain import find_compiler
+from regrow.engine.codegen.build import find_compiler
+from regrow.engine.compiler import steps_of
+from regrow.engine.frontend.fuse import fuse
+from regrow.engine.frontend.torch_export import capture
+from regrow.engine.ops.conv import conv_steps
+from regrow.engine.ops.move import HaloStep
+from regrow.engine.plan.memory import buffer_bytes
+from regrow.engine.plan.steps import Buffer, Schedule
+from regrow.engine.plan.tiles import problem_of
 
 SOURCE = r"""
 #include <time.h>

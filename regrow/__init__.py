@@ -10,9 +10,9 @@ from regrow.version import __version__
 if TYPE_CHECKING:
     from regrow.core import Constant, Cubic, Masks, Memory, Stats
     from regrow.deploy.container import FormatError
-    from regrow.deploy.engine import CompiledModel, compile
     from regrow.deploy.pack import load, save
     from regrow.deploy.shrink import ShrinkReport, shrink, shrink_report
+    from regrow.engine import CompiledModel, compile
     from regrow.methods import (
         DPF,
         DSR,
@@ -80,7 +80,7 @@ __all__ = [
 _HOMES = (
     "regrow.core",
     "regrow.deploy.container",
-    "regrow.deploy.engine",
+    "regrow.engine",
     "regrow.deploy.pack",
     "regrow.deploy.shrink",
     "regrow.methods",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def env() -> int:
     """Print versions and machine, for bug reports."""
-    from regrow.deploy.engine.cache import cache_folder
+    from regrow.host.cache import cache_folder
     from regrow.train.environment import environment
 
     facts = environment()
@@ -18,7 +18,7 @@ def env() -> int:
 
 def _compiler() -> str | None:
     """What the engine's kernels are built with."""
-    from regrow.deploy.engine.toolchain import NoCompilerError, find_compiler, version_of
+    from regrow.engine.codegen.build import NoCompilerError, find_compiler, version_of
 
     try:
         return version_of(find_compiler()).partition("\n")[0]

@@ -15,8 +15,8 @@ from regrow.commands.errors import check_file
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from regrow.deploy.engine.weights import Format
     from regrow.deploy.pack import Dtype
+    from regrow.engine.plan.weights import Format
     from regrow.models import Network
 
 _ENDINGS = {"packed": ".regrow", "onnx": ".onnx", "program": ".pt2", "c": ".c"}

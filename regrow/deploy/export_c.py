@@ -13,22 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regrow.deploy.engine.build import Kernels, kernel_source
-from regrow.deploy.engine.c_text import float_literal, initializer
-from regrow.deploy.engine.capture import capture
-from regrow.deploy.engine.fuse import fuse
-from regrow.deploy.engine.graph import Conv, Graph, Linear
-from regrow.deploy.engine.plan import Plan, write_plan
-from regrow.deploy.engine.problems import conv_steps
-from regrow.deploy.engine.reference import TorchRunner
-from regrow.deploy.engine.schedule import schedule
-from regrow.deploy.engine.steps import Schedule
-from regrow.deploy.engine.tiles import Shape, shapes_of
-from regrow.deploy.engine.weights import Format, rounded
 from regrow.deploy.prepared import check_same, distance, output_of, prepared
+from regrow.engine.codegen.build import Kernels, joined_source, operation_files
+from regrow.engine.codegen.structs import float_literal, initializer
+from regrow.engine.frontend.fuse import fuse
+from regrow.engine.frontend.graph import Graph, WeightedNode
+from regrow.engine.frontend.torch_export import capture
+from regrow.engine.ops.conv import conv_steps
+from regrow.engine.plan.lower import Plan, lower
+from regrow.engine.plan.schedule import schedule
+from regrow.engine.plan.split import in_bands
+from regrow.engine.plan.steps import Schedule
+from regrow.engine.plan.tiles import Shape, shapes_of
+from regrow.engine.plan.weights import BITS, Format, rounded
+from regrow.engine.runtime.fallback import TorchRunner
 from regrow.host.disk import write_atomically
-
-BITS = {"fp32": 32, "fp16": 16, "int8": 8}
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,10 @@ def export_c(
     graph = rounded_graph(exact, weights)
     expected = output_of(model, example)
     check_same(TorchRunner(exact)(example), expected)
-    steps = schedule(graph, lanes)  # without joining shortcuts: int8 weights have one scale for each output channel
-    plan = write_plan(steps, weights=weights)
+    steps = in_bands(
+        schedule(graph, lanes)
+    )  # without joining shortcuts: int8 weights have one scale for each output channel
+    plan = lower(steps, weights=weights)
     y = TorchRunner(graph)(example)
     name = _identifier(path.stem)
     header, main = path.with_suffix(".h"), path.with_name(f"{path.stem}_main.c")
@@ -104,13 +105,13 @@ def _identifier(stem: str) -> str:
 def rounded_graph(graph: Graph, weights: Format) -> Graph:
     """Return the graph with the weights that a format can express."""
     nodes = (
-        replace(node, weight=_rounded_weight(node, weights)) if isinstance(node, Conv | Linear) else node
+        replace(node, weight=_rounded_weight(node, weights)) if isinstance(node, WeightedNode) else node
         for node in graph.nodes
     )
     return Graph(tuple(nodes), graph.output)
 
 
-def _rounded_weight(node: Conv | Linear, weights: Format) -> Tensor:
+def _rounded_weight(node: WeightedNode, weights: Format) -> Tensor:
     """A layer's weights, batch norm included, as the format can express them; a ValueError if it cannot."""
     if not bool(node.weight.isfinite().all()):
         raise ValueError(f"{node.name!r} has weights that are not finite.")
@@ -139,7 +140,7 @@ def _source(name: str, header: str, plan: Plan, shapes: list[Shape], bits: int) 
             f"#define WEIGHT_BITS {bits}",
             Kernels(tuple(sorted(set(shapes)))).definitions(),
             "",
-            kernel_source(),
+            joined_source(*operation_files()),
             f'#include "{header}"',
             "",
             "/* ---- the constants, as little-endian words */",
@@ -156,7 +157,8 @@ def _source(name: str, header: str, plan: Plan, shapes: list[Shape], bits: int) 
             "",
             f"void {name}_run(const float *x, float *y)",
             "{",
-            "    const struct frame f = {(const char *)constants, arena, x, y, 0, 1, 0, 1};",
+            "    const struct frame f = {.constants = (const char *)constants, .arena = arena, .x = x, .y = y, .parts = 1,",
+            "                            .slices = 1};",
             "    for (size_t i = 0; i < sizeof plan / sizeof *plan; i += run_next(plan + i, &f)) continue;",
             "}",
             "",

@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regrow.deploy.engine.capture import capture
-from regrow.deploy.engine.fuse import fuse
-from regrow.deploy.engine.graph import Graph
-from regrow.deploy.engine.plan import write_plan
-from regrow.deploy.engine.reference import TorchRunner
-from regrow.deploy.engine.schedule import schedule
-from regrow.deploy.engine.shortcuts import join_shortcuts
-from regrow.deploy.engine.weights import Format
 from regrow.deploy.export_c import rounded_graph
 from regrow.deploy.prepared import check_same, distance, output_of, prepared
+from regrow.engine.frontend.fuse import fuse, join_shortcuts
+from regrow.engine.frontend.graph import Graph
+from regrow.engine.frontend.torch_export import capture
+from regrow.engine.plan.lower import lower
+from regrow.engine.plan.schedule import schedule
+from regrow.engine.plan.split import in_bands
+from regrow.engine.plan.weights import BITS, Format
+from regrow.engine.runtime.fallback import TorchRunner
 from regrow.export.html_page import html_page, script_data
-from regrow.export.wasm_plan import BITS, LANES, module_data
+from regrow.export.wasm_plan import LANES, module_data
 from regrow.export.wasm_template import fill, read_template
 from regrow.host.disk import write_atomically
 
@@ -138,8 +138,8 @@ def _info(graph: Graph, weights: Format, **optional: Sequence[float] | Sequence[
 
 def _module(graph: Graph, weights: Format, info: dict[str, Any]) -> bytes:
     # int8 weights have one scale for each output channel; joined shortcuts would share it.
-    steps = schedule(graph if weights == "int8" else join_shortcuts(graph), LANES)
-    data = module_data(write_plan(steps), weights)
+    steps = in_bands(schedule(graph if weights == "int8" else join_shortcuts(graph), LANES))
+    data = module_data(lower(steps), weights)
     return fill(read_template(), data, inputs=graph.input.numel, outputs=graph.output.numel, info=info)
 
 

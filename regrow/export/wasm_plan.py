@@ -5,7 +5,6 @@ This module and `templates/template.c` know the engine's structures; the rest of
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,16 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regrow.deploy.engine import native
-from regrow.deploy.engine.build import Kernels, kernel_source
-from regrow.deploy.engine.plan import Plan
-from regrow.deploy.engine.tiles import SHAPES, most_sums
-from regrow.deploy.engine.weights import Format
+from regrow.engine.codegen.build import Kernels, joined_source, operation_files
+from regrow.engine.ops.base import kernels as registered_kernels
+from regrow.engine.plan.lower import Plan
+from regrow.engine.plan.tiles import SHAPES, most_sums
+from regrow.engine.plan.weights import BITS, Format
 
 LANES = 4
 """Floats in a WebAssembly vector."""
-
-BITS: dict[Format, int] = {"fp32": 32, "fp16": 16, "int8": 8}
 
 _ENTRY = np.dtype("<u4")
 
@@ -48,7 +45,9 @@ def template_source() -> str:
     """Return the C source of the template: the engine's kernels for every tile that fits, and `template.c`."""
     tiles = tuple(shape for shape in SHAPES if shape[0] * shape[1] * shape[2] <= most_sums(LANES))
     own = resources.files("regrow.export").joinpath("templates", "template.c").read_text()
-    return "\n".join([f"#define LANES {LANES}", Kernels(tiles).definitions(), kernel_source(), own])
+    # Functions of their own, so that a module can leave out those that it does not call.
+    engine = joined_source(*operation_files(), attributes="noinline, unused")
+    return "\n".join([f"#define LANES {LANES}", Kernels(tiles).definitions(), engine, own])
 
 
 def source_digest() -> str:
@@ -76,28 +75,32 @@ def module_data(plan: Plan, weights: Format) -> ModuleData:
 
 
 def is_kernel(function: str) -> bool:
-    """Whether a module can do without this function of the template."""
-    return function.startswith(("tiles_", "run_")) and function not in ("run_next", "run_op", "run_band")
+    """Whether a module that does not call this function of the template can do without it."""
+    return function.startswith("tiles_") or function in {f"run_{kernel.name}" for kernel in registered_kernels()}
 
 
-def _kernels(op: native.Op) -> Iterator[str]:
+def _kernels(op: Any) -> Iterator[str]:
     """The names of the functions that an operation calls."""
-    name = native._Any._fields_[op.kind][0]
+    name = _kernel_name(op)
+    yield f"run_{name}"
     if name != "conv":
-        yield f"run_{name}"
         return
     conv = op.as_.conv
     heights = {conv.band, conv.rows % conv.band} if conv.band else {conv.rows}
-    down = {conv.down} | ({1} if any(height % conv.down for height in heights) else set())
-    across = {conv.across} | ({1} if conv.cols % conv.across else set())
+    down = {conv.tile_rows} | ({1} if any(height % conv.tile_rows for height in heights) else set())
+    across = {conv.tile_cols} | ({1} if conv.cols % conv.tile_cols else set())
     for rows in down:
         for cols in across:
-            yield f"tiles_{conv.together}_{rows}_{cols}_{1 if cols == 1 else conv.stride_cols}"
+            yield f"tiles_{conv.tile_channels}_{rows}_{cols}_{1 if cols == 1 else conv.stride_cols}"
 
 
-def _weights(op: native.Op, constants: NDArray[np.uint8], kind: Format) -> Iterator[tuple[int, int, bytes]]:
+def _kernel_name(op: Any) -> str:
+    return registered_kernels()[op.kind].name
+
+
+def _weights(op: Any, constants: NDArray[np.uint8], kind: Format) -> Iterator[tuple[int, int, bytes]]:
     """Yield where an operation's weights lie among the constants, their size in bytes, and their small form."""
-    name = native._Any._fields_[op.kind][0]
+    name = _kernel_name(op)
     if name == "conv":
         rows = _conv_rows(op.as_.conv, constants)
     elif name == "linear":
@@ -173,7 +176,7 @@ class _Rows:
 
 
 def _conv_rows(conv: Any, constants: NDArray[np.uint8]) -> _Rows:
-    groups, together = conv.groups * conv.blocks, conv.together
+    groups, together = conv.groups * conv.blocks, conv.tile_channels
     starts = constants[conv.starts :].view("<i4")[: groups + 1].astype(np.int64)
     lengths = np.repeat(np.diff(starts), together)
     row = np.repeat(np.arange(len(lengths)), lengths)
@@ -186,7 +189,7 @@ def _conv_rows(conv: Any, constants: NDArray[np.uint8]) -> _Rows:
     size = 8 * int(starts[-1]) * together
     words = constants[conv.entries : conv.entries + size].view(_ENTRY)
     offset, values = words[at].astype(np.int64), words[at + np.where(in_fours, 4, 1)].view("<f4")
-    source, within = np.divmod(offset, conv.in_.pitch)
+    source, within = np.divmod(offset, conv.x.pitch)
     taps = np.unique(within[values != 0])
     place = source * max(1, len(taps)) + np.searchsorted(taps, within)
     length = int(place[values != 0].max(initial=0)) + 1
@@ -196,7 +199,7 @@ def _conv_rows(conv: Any, constants: NDArray[np.uint8]) -> _Rows:
     if together > 1:
         channel = constants[conv.order :].view("<i4")[: groups * together].astype(np.int64)
     return _Rows(
-        _CONV, conv.entries, size, conv.starts, groups, together, conv.groups, conv.in_.pitch, taps, length, row,
+        _CONV, conv.entries, size, conv.starts, groups, together, conv.groups, conv.x.pitch, taps, length, row,
         place, values, channel,
     )  # fmt: skip
 

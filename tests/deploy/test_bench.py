@@ -20,8 +20,8 @@ from regrow.deploy.bench.compare import Comparison, _peak, compare
 from regrow.deploy.bench.deepsparse import DeepSparse
 from regrow.deploy.bench.synthetic import densities, prune_synthetically
 from regrow.deploy.bench.turns import fastest
-from regrow.deploy.engine.build import Library, load_library
-from regrow.deploy.engine.model import LayerTime, Profile
+from regrow.engine.codegen.build import KernelLibrary, load_library
+from regrow.engine.runtime.model import LayerTime, Profile
 from regrow.models import build
 from regrow.train.config import RecipeError
 
@@ -150,7 +150,7 @@ def test_the_peak_is_more_than_a_convolution_reaches() -> None:
 
 
 def test_two_threads_can_do_twice_as_much_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Library, "peak", lambda _: 3e9)
+    monkeypatch.setattr(KernelLibrary, "peak", lambda _: 3e9)
     assert [_peak(threads) for threads in (1, 2)] == [3e9, 6e9]
 
 

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regrow.deploy.engine.build import load_library
-from regrow.deploy.engine.weights import Format
 from regrow.deploy.export_c import CExport, export_c
+from regrow.engine.codegen.build import load_library
+from regrow.engine.plan.weights import Format
 from regrow.models import build
-from tests.deploy.networks import Dense, Excite, sparsify
+from tests.engine.networks import Dense, Excite, sparsify
 
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror"]
 NEEDS_GCC = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")

@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import nn
 
-from regrow.deploy.engine.weights import Format
+from regrow.engine.plan.weights import Format
 from regrow.export import wasm_module, wasm_template
 from regrow.export.wasm_module import WasmExport, export_wasm, info_of
 from regrow.models import build
-from tests.deploy.networks import sparsify
+from tests.engine.networks import sparsify
 from tests.deploy.test_export_c import everything
 
 NEEDS_NODE = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from regrow.deploy.bench.deepsparse import DeepSparse
 from regrow.deploy.bench.runtimes import could_not_run, dense_runtimes, to_plain_onnx
 from regrow.deploy.bench.turns import Contender, fastest
-from regrow.deploy.engine.build import load_library
-from regrow.deploy.engine.compiler import compile
-from regrow.deploy.engine.model import Profile
-from regrow.deploy.engine.toolchain import NoCompilerError
 from regrow.deploy.pack import save
 from regrow.deploy.prepared import inference, prepared
+from regrow.engine.codegen.build import NoCompilerError, load_library
+from regrow.engine.compiler import compile
+from regrow.engine.runtime.model import Profile
 
 ENGINE = "regrow"
 RIVAL = "deepsparse"

@@ -1,0 +1,1 @@
+"""C structs, kernels made for one network, and building them."""

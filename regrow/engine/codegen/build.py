@@ -1,0 +1,294 @@
+"""Puts the C files together, compiles them for this machine, caches the result and loads it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import resources
+from pathlib import Path
+
+from regrow.engine.codegen.structs import plan_header
+from regrow.engine.ops.activations import FUNCTIONS
+from regrow.engine.ops.base import kernels as registered_kernels
+from regrow.engine.ops.base import structures
+from regrow.engine.plan.tiles import SHAPES, Shape
+from regrow.host.cache import cache_folder, digest, remember
+from regrow.host.cores import cores
+from regrow.host.warn import warn
+
+COMPILERS = ("gcc", "clang", "cc")
+
+MOST_UNITS, LEAST_KERNELS = 4, 4
+"""Most compilers that share a build, and fewest kernels for each: all of them read the headers first."""
+
+
+class NoCompilerError(RuntimeError):
+    """There is no C compiler, or it cannot build the kernels."""
+
+
+# ---- C files
+
+
+def source_files() -> dict[str, str]:
+    """Return all C files by name: the shared ones, plan.h, and one file per operation."""
+    folder = resources.files("regrow.engine.codegen").joinpath("kernels")
+    files = {file.name: file.read_text() for file in folder.iterdir() if file.name.endswith((".h", ".c"))}
+    files |= {kernel.source.name: kernel.source.read_text() for kernel in registered_kernels()}
+    files["plan.h"] = plan_header(structures(), {name: function.c for name, function in FUNCTIONS.items()})
+    return files
+
+
+def joined_source(*names: str, lines: bool = False, attributes: str = "unused") -> str:
+    """Return C files and the headers that they include as one text, with all functions static.
+
+    With `lines`, compilers report errors by the names and lines of the files. `attributes` are those of functions that
+    other files call.
+    """
+    files, seen = source_files(), set[str]()
+
+    def expand(name: str) -> Iterable[str]:
+        if name in seen:
+            return
+        seen.add(name)
+        if lines:
+            yield f'#line 1 "{name}"'
+        for number, line in enumerate(files[name].splitlines(), 1):
+            included = re.fullmatch(r'#include "(.+)"', line)
+            if included is None:
+                yield line
+            else:
+                yield from expand(included[1])
+                if lines:
+                    yield f'#line {number + 1} "{name}"'
+
+    return "\n".join(
+        [f"#define LOCAL static __attribute__(({attributes}))", *(line for name in names for line in expand(name)), ""]
+    )
+
+
+def operation_files() -> list[str]:
+    """Return the names of the C files that run a plan: one per operation, and the dispatch."""
+    return [*dict.fromkeys(kernel.source.name for kernel in registered_kernels()), "run.c"]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels to build: tiles for any layer, and variants for the layers and halos of one network."""
+
+    tiles: tuple[Shape, ...]
+    variants: tuple[str, ...] = ()
+    halos: tuple[str, ...] = ()
+
+    def sources(self, units: int) -> list[str]:
+        """Return C files that are compiled separately and linked; the first one runs plans."""
+        everything = [*operation_files(), "thread_pool.c", "halo_exchange.c"]
+        files = [everything, *(["conv.c"] for _ in range(1, units))]
+        return [
+            self.definitions(unit, units) + "\n" + joined_source(*names, lines=True) for unit, names in enumerate(files)
+        ]
+
+    def definitions(self, unit: int = 0, units: int = 1) -> str:
+        """Return the macros that list the kernels: every `units`-th one in this unit, and those elsewhere."""
+        tiles, variants = list(enumerate(self.tiles)), list(enumerate(self.variants, 1))
+        lists = {
+            "TILES(T)": [f"T{shape}" for number, shape in tiles if number % units == unit],
+            "VARIANTS(V)": [f"V({number}, {variant})" for number, variant in variants if number % units == unit],
+            "HALOS(H)": [f"H({number}, {halo})" for number, halo in enumerate(self.halos, 1)],
+        }
+        if units > 1:
+            lists["TILES_ELSEWHERE(T)"] = [f"T{shape}" for number, shape in tiles if number % units != unit]
+            lists["VARIANTS_ELSEWHERE(V)"] = [f"V({number})" for number, _ in variants if number % units != unit]
+        return "\n".join(f"#define {name} {' '.join(items)}" for name, items in lists.items())
+
+
+# ---- the compiler
+
+
+def find_compiler() -> tuple[str, ...]:
+    """Return the command in `$CC` with its arguments, or the first of gcc, clang and cc that exists."""
+    named = os.environ.get("CC")
+    if named is not None:
+        return _named_compiler(named)
+    for candidate in COMPILERS:
+        found = shutil.which(candidate)
+        if found is not None:
+            return (found,)
+    raise NoCompilerError(f"no C compiler found (looked for {', '.join(COMPILERS)}).")
+
+
+def _named_compiler(command: str) -> tuple[str, ...]:
+    """Find a program whose path may have spaces, or one with arguments."""
+    try:
+        readings = [[command], shlex.split(command)]
+    except ValueError:  # an unclosed quotation
+        readings = [[command]]
+    for program, *arguments in filter(None, readings):
+        found = shutil.which(program)
+        if found is not None:
+            return (found, *arguments)
+    raise NoCompilerError(f"$CC is {command!r}, which was not found.")
+
+
+def flags_for(lanes: int | None) -> tuple[str, ...]:
+    """Return the options for this machine; `lanes` asks for narrower vectors than it has."""
+    machine = platform.machine().lower()
+    native_flag = "-march=native" if machine in ("x86_64", "amd64", "i686") else "-mcpu=native"
+    narrower = {8: ("-mno-avx512f",), 4: ("-mno-avx512f", "-mno-avx2", "-mno-avx", "-mno-fma")}.get(lanes or 0, ())
+    defined = () if lanes is None else (f"-DLANES={lanes}",)
+    # The tuning for some CPUs spills integers to vector registers, which is slower than the stack.
+    return (
+        "-O2",
+        native_flag,
+        "-mtune=generic",
+        *narrower,
+        *defined,
+        "-std=gnu11",
+        "-ffp-contract=fast",
+        "-fno-math-errno",
+    )
+
+
+def version_of(compiler: tuple[str, ...]) -> str:
+    """Return the output of `--version`."""
+    return subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def processor() -> str:
+    """Return what `-march=native` depends on, so that a cache shared by machines has one build for each."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    kept = [line for line in text.splitlines() if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    return "\n".join(sorted(set(kept)))
+
+
+def call_compiler(compiler: tuple[str, ...], arguments: list[str]) -> None:
+    """Run the compiler; an error quotes its messages."""
+    done = subprocess.run([*compiler, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise NoCompilerError(f"{' '.join(compiler)} could not build the kernels:\n{done.stderr.strip()[:2000]}")
+
+
+# ---- the library
+
+
+@dataclass(frozen=True)
+class KernelLibrary:
+    """The kernels, loaded."""
+
+    handle: ctypes.CDLL
+    lanes: int
+    key: str
+    compiler: tuple[str, ...]
+    flags: tuple[str, ...]
+
+    def peak(self) -> float:
+        """Measure the multiply-accumulates per second that one thread can reach."""
+        return float(self.handle.regrow_peak())
+
+
+def load_library(*, lanes: int | None = None) -> KernelLibrary:
+    """Load the kernels for this machine, from the cache if possible; `lanes` asks for narrower vectors than it has.
+
+    Without a compiler, kernels in the cache from any compiler are used.
+    """
+    try:
+        compiler = find_compiler()
+    except NoCompilerError:
+        compiler = ()
+    return _load(compiler, flags_for(lanes), str(cache_folder()), Kernels(SHAPES))
+
+
+def specialized_library(library: KernelLibrary, kernels: Kernels) -> KernelLibrary:
+    """Load the engine with the kernels of one network (see `specialize`)."""
+    return _load(library.compiler, library.flags, str(cache_folder()), kernels)
+
+
+@cache
+def _load(compiler: tuple[str, ...], flags: tuple[str, ...], folder: str, kernels: Kernels) -> KernelLibrary:
+    key = digest("\n".join([*kernels.sources(1), *flags, processor()]).encode())
+    if compiler:
+        key += "-" + digest("\n".join([*compiler, version_of(compiler)]).encode())
+    path = _known(Path(folder), key)
+    handle = _cached(path)
+    if path is not None and handle is not None:
+        key = path.stem.removeprefix("kernels-").rpartition("-")[0]
+    else:
+        handle = _built(compiler or find_compiler(), flags, Path(folder), kernels, key)
+    return KernelLibrary(handle, handle.regrow_lanes(), key, compiler, flags)
+
+
+def _cached(path: Path | None) -> ctypes.CDLL | None:
+    """Load a library from the cache; None if the system refuses to (the folder may be mounted with noexec)."""
+    try:
+        return None if path is None else _declared(path)
+    except OSError as error:
+        warn(f"the engine's kernels cannot be loaded from the cache and are built again: {error}", RuntimeWarning)
+        return None
+
+
+def _built(compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, kernels: Kernels, key: str) -> ctypes.CDLL:
+    """Build the library, and store it in the cache if it is writable."""
+    with tempfile.TemporaryDirectory() as build:
+        built = _compile(compiler, flags, kernels, Path(build))
+        content = built.read_bytes()
+        path = folder / f"kernels-{key}-{digest(content)}.so"
+        try:
+            return _cached(path if remember(path, content) else None) or _declared(built)
+        except OSError as error:
+            raise NoCompilerError(f"the system cannot load the library that {compiler[0]} built: {error}") from error
+
+
+def _known(folder: Path, key: str) -> Path | None:
+    """Find a cached library. Its name has a digest of its content: loading a damaged file would crash the process."""
+    for path in sorted(folder.glob(f"kernels-{key}-*.so")):
+        try:
+            if path.stem.endswith(digest(path.read_bytes())):
+                return path
+        except OSError:
+            continue
+    return None
+
+
+def _declared(path: Path) -> ctypes.CDLL:
+    """Load a library and declare the types of its functions."""
+    handle = ctypes.CDLL(str(path))
+    handle.regrow_pool_new.restype = ctypes.c_void_p
+    handle.regrow_pool_new.argtypes = [ctypes.c_int, ctypes.c_int]
+    handle.regrow_pool_free.argtypes = [ctypes.c_void_p]
+    handle.regrow_pool_size.argtypes = [ctypes.c_void_p]
+    handle.regrow_run.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int]
+    handle.regrow_run.restype = None
+    handle.regrow_peak.restype = ctypes.c_double
+    return handle
+
+
+def _units(kernels: Kernels) -> int:
+    worthwhile = (len(kernels.tiles) + len(kernels.variants)) // LEAST_KERNELS
+    return max(1, min(cores(), MOST_UNITS, worthwhile))
+
+
+def _compile(compiler: tuple[str, ...], flags: tuple[str, ...], kernels: Kernels, folder: Path) -> Path:
+    """Build the library in `folder`."""
+    sources = kernels.sources(_units(kernels))
+    units = [folder / f"kernels{number}.c" for number in range(len(sources))]
+    for unit, source in zip(units, sources, strict=True):
+        unit.write_text(source)
+    compiling = [[*flags, "-fPIC", "-c", str(unit), "-o", str(unit.with_suffix(".o"))] for unit in units]
+    built = folder / "kernels.so"
+    linking = ["-shared", "-pthread", *(str(unit.with_suffix(".o")) for unit in units), "-o", str(built), "-lm"]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(partial(call_compiler, compiler), compiling))
+    call_compiler(compiler, linking)
+    return built

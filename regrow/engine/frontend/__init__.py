@@ -1,0 +1,1 @@
+"""First stage: a model becomes a graph."""

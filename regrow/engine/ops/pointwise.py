@@ -1,0 +1,240 @@
+"""Element-wise operations: batch norms, activations, sums and products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, fx
+
+from regrow.engine.codegen.structs import ACTIVATE, I32, OFFSET, PLANES, Fields
+from regrow.engine.frontend.graph import Node, Value
+from regrow.engine.ops.activations import FUNCTIONS, IDENTITY, RELU, Activation
+from regrow.engine.ops.base import KernelStep, Unary, lowers, operation
+from regrow.engine.plan.steps import Buffer
+
+if TYPE_CHECKING:
+    from regrow.engine.frontend.torch_export import Call
+    from regrow.engine.plan.lower import Lowering
+    from regrow.engine.plan.schedule import Scheduler
+
+
+@operation("batch_norm")
+@dataclass(frozen=True, eq=False)
+class Affine(Unary):
+    """`activation(scale[c] * x + shift[c])`: a batch norm that could not be folded, or an activation alone."""
+
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    activation: Activation = IDENTITY
+
+    on_features: ClassVar[bool] = True
+
+    @classmethod
+    def lower(cls, call: Call) -> None:
+        """Lower `batch_norm`."""
+        if call.args["training"]:
+            raise call.unsupported("It uses the statistics of the batch (track_running_stats=False).")
+        scale = torch.rsqrt(call.weight("running_var") + call.args["eps"])
+        if call.args["weight"] is not None:
+            scale = scale * call.weight("weight")
+        shift = -call.weight("running_mean") * scale
+        if call.args["bias"] is not None:
+            shift = shift + call.weight("bias")
+        call.add(cls, call.value("input"), scale, shift)
+
+    @property
+    def scale_or_ones(self) -> Tensor:
+        """The scale of every channel."""
+        return torch.ones(self.x.channels, device="cpu") if self.scale is None else self.scale
+
+    @property
+    def shift_or_zeros(self) -> Tensor:
+        """The shift of every channel."""
+        return torch.zeros(self.x.channels, device="cpu") if self.shift is None else self.shift
+
+    def reference(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """Scale, shift and activate with torch."""
+        shape = (-1, *(1 for _ in self.x.shape[1:]))
+        if self.scale is not None:
+            x = x * self.scale.float().reshape(shape)
+        if self.shift is not None:
+            x = x + self.shift.float().reshape(shape)
+        return self.activation(x)
+
+    def never_negative(self, value: Value) -> bool:
+        """As the activation says."""
+        return self.activation.never_negative
+
+    def splits_by_rows(self) -> bool:
+        """Every pixel is computed by itself."""
+        return True
+
+    def schedule(self, plan: Scheduler) -> None:
+        """Append one step."""
+        reads, out = (plan.home_version(self.x, self),), plan.home(self.out)
+        plan.emit(PointwiseStep(self, reads, (out,), self.scale, self.shift, activation=self.activation))
+
+
+@dataclass(frozen=True, eq=False)
+class Binary(Node):
+    """`activation(a + b)` or `activation(a * b)`; a `b` of one pixel is broadcast over the image."""
+
+    op: Literal["add", "mul"]
+    a: Value
+    b: Value
+    activation: Activation = IDENTITY
+
+    on_features: ClassVar[bool] = True
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The values it reads."""
+        return (self.a, self.b)
+
+    def reference(self, a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
+        """Combine and activate with torch."""
+        return self.activation(a + b if self.op == "add" else a * b)
+
+    def never_negative(self, value: Value) -> bool:
+        """As the activation says."""
+        return self.activation.never_negative
+
+    def splits_by_rows(self) -> bool:
+        """Every pixel is computed by itself, unless `b` is broadcast."""
+        return self.a.shape == self.b.shape
+
+    def schedule(self, plan: Scheduler) -> None:
+        """Append one step."""
+        reads = tuple(plan.home_version(value, self) for value in self.inputs)
+        multiply, activation = self.op == "mul", self.activation
+        plan.emit(PointwiseStep(self, reads, (plan.home(self.out),), multiply=multiply, activation=activation))
+
+
+@operation()
+@dataclass(frozen=True, eq=False)
+class PointwiseStep(KernelStep):
+    """`activation(scale * a + shift)`, `activation(a + b)` or `activation(a * b)`."""
+
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    multiply: bool = False
+    activation: Activation = IDENTITY
+
+    struct: ClassVar[Fields] = {
+        "a": PLANES,
+        "b": PLANES,
+        "out": PLANES,
+        "scale": OFFSET,  # float per channel
+        "shift": OFFSET,
+        "mask": OFFSET,
+        "channels": I32,  # features are one channel, whose scale and shift are one float per lane
+        "rows": I32,
+        "cols": I32,
+        "multiply": I32,
+        "broadcast": I32,
+        "features": I32,
+        "act": ACTIVATE,
+    }
+
+    @property
+    def overwritable(self) -> tuple[Buffer, ...]:
+        """Both operands."""
+        return self.reads
+
+    def call(self, lowering: Lowering) -> dict[str, Any]:
+        """Return the fields of `struct pointwise`."""
+        out = self.writes[0]
+        b = self.reads[1] if len(self.reads) > 1 else None
+        planes = out.planes
+        shape = (1, 1, -(-out.channels * out.pixels // lowering.lanes))
+        if planes is not None:
+            shape = (out.channels, planes.grid.rows, planes.grid.cols)
+        return {
+            "a": lowering.planes(self.reads[0]),
+            "b": lowering.planes(b),
+            "out": lowering.planes(out),
+            "scale": lowering.floats(self.scale),
+            "shift": lowering.floats(self.shift),
+            "mask": lowering.mask(out),
+            "channels": shape[0],
+            "rows": shape[1],
+            "cols": shape[2],
+            "multiply": self.multiply,
+            "broadcast": b is not None and b.planes is None and planes is not None,
+            "features": planes is None,
+            "act": self.activation.struct,
+        }
+
+
+@lowers(*sorted({function.torch for function in FUNCTIONS.values()} - {""}))
+def _activation(call: Call) -> None:
+    for name, function in FUNCTIONS.items():
+        matches = all(call.args[argument] == value for argument, value in function.arguments.items())
+        if function.torch == call.name and matches:
+            call.add(Affine, call.value("self"), activation=Activation(name))
+            return
+    raise call.unsupported(f"No entry of regrow.engine.ops.activations has its arguments {call.options}.")
+
+
+@lowers("clamp", "hardtanh")
+def _clamp(call: Call) -> None:
+    low, high = call.args.get("min", call.args.get("min_val")), call.args.get("max", call.args.get("max_val"))
+    if isinstance(low, fx.Node) or isinstance(high, fx.Node):
+        raise call.unsupported("Its bounds are tensors; the engine clamps between numbers.")
+    low, high = -inf if low is None else float(low), inf if high is None else float(high)
+    activation = RELU if (low, high) == (0.0, inf) else Activation("clamp", low, high)
+    call.add(Affine, call.value("self"), activation=activation)
+
+
+@lowers("relu6")
+def _relu6(call: Call) -> None:
+    call.add(Affine, call.value("self"), activation=Activation("clamp", 0.0, 6.0))
+
+
+def _arithmetic(op: str) -> Callable[[Call], None]:
+    """Lower an operation between two images, or between an image and one constant per channel."""
+
+    def lower(call: Call) -> None:
+        if call.args.get("alpha", 1) != 1:
+            raise call.unsupported(f"alpha must be 1, got {call.args['alpha']}.")
+        if call.args.get("rounding_mode") is not None:
+            raise call.unsupported(f"rounding_mode must be None, got {call.args['rounding_mode']!r}.")
+        first, second = "self", "other"
+        if not call.is_value("self") and op in ("add", "mul"):
+            first, second = second, first
+        x, constant = call.value(first), call.constant(second)
+        if constant is not None:
+            constant = _per_channel(call, x, constant)
+            constant = {"sub": -constant, "div": 1 / constant}.get(op, constant)
+            scale, shift = (None, constant) if op in ("add", "sub") else (constant, None)
+            call.add(Affine, x, scale, shift)
+        elif op in ("sub", "div"):
+            raise call.unsupported("The engine adds and multiplies images, but does not subtract or divide them.")
+        else:
+            call.add(Binary, op, *_broadcast(call, x, call.value(second)))
+
+    return lower
+
+
+for _op in ("add", "mul", "sub", "div"):
+    lowers(_op)(_arithmetic(_op))
+
+
+def _per_channel(call: Call, x: Value, constant: Tensor) -> Tensor:
+    allowed = [(), (1,), (1, *x.shape[:1], *(1 for _ in x.shape[1:])), (*x.shape[:1], *(1 for _ in x.shape[1:]))]
+    if constant.numel() != 1 and tuple(constant.shape) not in allowed:
+        raise call.unsupported(f"A constant of shape {tuple(constant.shape)} is not one number per channel.")
+    return constant.reshape(-1).expand(x.channels)
+
+
+def _broadcast(call: Call, a: Value, b: Value) -> tuple[Value, Value]:
+    if a.shape == b.shape:
+        return a, b
+    wide, narrow = (a, b) if a.numel > b.numel else (b, a)
+    if len(a.shape) == len(b.shape) == 3 and wide.channels == narrow.channels and narrow.pixels == 1:
+        return wide, narrow
+    raise call.unsupported(f"Shapes {a.shape} and {b.shape} are neither equal nor one value per channel.")

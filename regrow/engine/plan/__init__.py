@@ -1,0 +1,1 @@
+"""Middle stage: a graph becomes steps on memory."""

@@ -1,0 +1,154 @@
+"""Memory of a plan: offsets of buffers in one arena, the block of constants, and huge pages for both."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regrow.engine.ops.conv import ConvStep
+from regrow.engine.plan.steps import Buffer, Schedule, Step
+
+ALIGNMENT = 64
+HUGE_PAGE = 2 << 20
+HUGE_FROM = 256 << 10
+"""Bytes from which memory is put on huge pages."""
+
+
+@dataclass(frozen=True)
+class Arena:
+    """The offset of each buffer, and the size of all together, in bytes."""
+
+    offsets: dict[Buffer, int]
+    size: int
+
+
+def buffer_bytes(buffer: Buffer, lanes: int) -> int:
+    """Return the size of a buffer; plain floats are padded to whole vectors."""
+    if buffer.planes is not None:
+        return buffer.channels * buffer.planes.pitch * lanes * 4
+    return -(-buffer.channels * buffer.pixels // lanes) * lanes * 4
+
+
+def place_buffers(schedule: Schedule) -> Arena:
+    """Place buffers by first fit, in running order. A buffer is free after the last step (or band) that uses it.
+
+    So is the halo buffer of an image: threads wait for each other before the next step writes (halo_exchange.c).
+    """
+    last = _last_uses(schedule.steps)
+    last |= {buffer: last[image] for image, buffer in schedule.halo_buffers.items()}
+    offsets: dict[Buffer, int] = {}
+    alive: dict[Buffer, tuple[int, int]] = {}
+    top = bands_end = 0
+    windows: Buffer | None = None
+    for position, step in enumerate(schedule.steps):
+        if isinstance(step, ConvStep) and step.followers:
+            # Later bands still read it, outside of their own rows.
+            bands_end, windows = position + step.followers, step.x.whole
+        written = [buffer.whole for buffer in step.writes]
+        halo_buffers = [schedule.halo_buffers[image] for image in written if image in schedule.halo_buffers]
+        for buffer in (*written, *halo_buffers):
+            if buffer.external is not None or buffer in offsets:
+                continue
+            old = _overwritten(step, buffer, {b for b in alive if last[b] == position and b is not windows})
+            if old is not None:
+                alive[buffer] = alive.pop(old)
+            else:
+                alive[buffer] = _first_gap(sorted(alive.values()), buffer_bytes(buffer, schedule.lanes))
+            offsets[buffer] = alive[buffer][0]
+            top = max(top, alive[buffer][1])
+        if position >= bands_end:
+            alive, windows = {b: span for b, span in alive.items() if last[b] > position}, None
+    return Arena(offsets, top)
+
+
+def _last_uses(steps: Sequence[Step]) -> dict[Buffer, int]:
+    return {buffer.whole: position for position, step in enumerate(steps) for buffer in (*step.reads, *step.writes)}
+
+
+def _overwritten(step: Step, out: Buffer, free: set[Buffer]) -> Buffer | None:
+    """Return an operand that `out` can replace in memory: no later step reads it."""
+    for operand in step.overwritable:
+        same = operand.planes == out.planes and (operand.channels, operand.pixels) == (out.channels, out.pixels)
+        if operand in free and out.root is None and same:
+            return operand
+    return None
+
+
+def _first_gap(taken: list[tuple[int, int]], size: int) -> tuple[int, int]:
+    size = -(-size // ALIGNMENT) * ALIGNMENT
+    start = 0
+    for first, last in taken:
+        if first - start >= size:
+            break
+        start = max(start, last)
+    return (start, start + size)
+
+
+class Constants:
+    """Read-only arrays, each aligned, equal ones stored once. They are copied when they are joined, not before.
+
+    Arrays of equal length are compared, which stops at the first difference; hashing would read all of them.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: defaultdict[int, list[tuple[int, memoryview]]] = defaultdict(list)
+        self._size = 0
+
+    def put(self, array: NDArray[Any]) -> int:
+        """Add an array and return its offset."""
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        known = self._pieces[data.nbytes]
+        for offset, piece in known:
+            if piece == data:
+                return offset
+        offset = self._size
+        known.append((offset, data))
+        self._size += -(-data.nbytes // ALIGNMENT) * ALIGNMENT
+        return offset
+
+    def joined(self) -> NDArray[np.uint8]:
+        """Return all of them in one block, which is never empty."""
+        size = self._size or ALIGNMENT
+        joined = allocate(size).array[:size]
+        for pieces in self._pieces.values():
+            for offset, data in pieces:
+                joined[offset : offset + data.nbytes] = data
+        joined.flags.writeable = False
+        return joined
+
+
+@dataclass(frozen=True)
+class MemoryBlock:
+    """Zeroed, page-aligned memory that is freed with this object."""
+
+    owner: mmap.mmap
+    address: int
+    size: int
+
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """Its bytes; the array keeps the memory alive."""
+        whole = np.frombuffer(self.owner, np.uint8)
+        first = self.address - whole.ctypes.data
+        return whole[first : first + self.size]
+
+
+def allocate(size: int) -> MemoryBlock:
+    """Allocate at least `size` bytes, on huge pages if they are many and the system has huge pages."""
+    huge = size >= HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE")
+    alignment = HUGE_PAGE if huge else mmap.PAGESIZE
+    rounded = -(-max(size, 1) // alignment) * alignment
+    # Private: a forked process must not compute in its parent's memory, and shared memory rarely has huge pages.
+    owner = mmap.mmap(-1, rounded + (alignment if huge else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(owner))
+    shift = -start % alignment
+    if huge:
+        owner.madvise(mmap.MADV_HUGEPAGE, shift // mmap.PAGESIZE * mmap.PAGESIZE, rounded)
+    return MemoryBlock(owner, start + shift, rounded)

@@ -1,0 +1,90 @@
+"""The elements of a schedule: buffers in memory, and steps that read and write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from regrow.engine.frontend.graph import Node
+from regrow.engine.plan.layout import IntArray, PlaneLayout
+
+if TYPE_CHECKING:
+    from regrow.engine.ops.base import Kernel
+    from regrow.engine.plan.lower import Lowering
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """Memory for `channels` images: planes, or plain row-major floats if `planes` is None.
+
+    An `external` buffer is the caller's. A buffer with a `root` is a part of it, from channel (or float) `first` on.
+    """
+
+    channels: int
+    size: tuple[int, int]
+    planes: PlaneLayout | None
+    external: Literal["input", "output"] | None = None
+    root: Buffer | None = None
+    first: int = 0
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of each channel."""
+        return self.size[0] * self.size[1]
+
+    @property
+    def whole(self) -> Buffer:
+        """The buffer with its own place in the arena that this one is, or is a part of."""
+        return self.root or self
+
+    def index(self, y: IntArray, x: IntArray) -> IntArray:
+        """Return the position of pixels in a channel, in floats; -1 for pixels outside the image."""
+        if self.planes is not None:
+            return self.planes.index(y, x)
+        inside = (y >= 0) & (y < self.size[0]) & (x >= 0) & (x < self.size[1])
+        return np.where(inside, y * self.size[1] + x, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One call of a kernel on buffers, for `node`. The subclasses are with their operations in `regrow.engine.ops`."""
+
+    node: Node
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel that it calls."""
+        raise NotImplementedError(f"{type(self).__name__} has no kernel")
+
+    @property
+    def overwritable(self) -> tuple[Buffer, ...]:
+        """Operands that are read exactly where the output is written, so that it can take their place."""
+        return ()
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates with non-zero weights."""
+        return 0
+
+    def call(self, lowering: Lowering) -> dict[str, Any] | None:
+        """Return the fields of the kernel's struct, or None if there is nothing to do."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement call()")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps in running order; the first reads the caller's input, the last writes the caller's output.
+
+    With several `slices`, they compute one slice of the image's rows; `halo_buffers` hold the rows of an image that
+    the neighboring slices need.
+    """
+
+    steps: tuple[Step, ...]
+    lanes: int
+    slices: int = 1
+    halo_buffers: Mapping[Buffer, Buffer] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Last stage: running a plan."""

@@ -1,0 +1,153 @@
+"""The compiled model that users call, and its profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+CPU = torch.device("cpu")
+
+
+def noise(input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a random image to measure with and an empty result, independent of torch's defaults."""
+    generator = torch.Generator(CPU).manual_seed(0)
+    image = torch.randn(1, *input_shape, generator=generator, dtype=torch.float32, device=CPU)
+    return image, torch.empty(1, *output_shape, dtype=torch.float32, device=CPU)
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """The time of one operation."""
+
+    name: str
+    kind: str
+    seconds: float
+    macs: int
+
+    @property
+    def gmacs_per_second(self) -> float:
+        """Billions of multiply-accumulates with non-zero weights per second."""
+        return self.macs / self.seconds / 1e9 if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The time of every operation; `print` shows it as a table."""
+
+    layers: tuple[LayerTime, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The time of all operations together."""
+        return sum(layer.seconds for layer in self.layers)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates with non-zero weights."""
+        return sum(layer.macs for layer in self.layers)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self, peak: float | None = None) -> str:
+        """Return a table of all layers; with `peak` (multiply-accumulates per second), also in per cent of it."""
+        width = max([len("all"), *(len(layer.name) for layer in self.layers)])
+        total = LayerTime("all", "", self.seconds, self.macs)
+        rows = [f"{'layer':{width}}  {'':9}  {'µs':>9}  {'k MACs':>10}  {'GMAC/s':>6}{'  % of peak' if peak else ''}"]
+        for layer in (*self.layers, total):
+            row = f"{layer.name:{width}}  {layer.kind:9}  {layer.seconds * 1e6:9.1f}  {layer.macs / 1e3:10,.0f}"
+            if layer.macs:
+                row += f"  {layer.gmacs_per_second:6.1f}"
+                row += f"  {1e11 * layer.gmacs_per_second / peak:9.0f}" if peak else ""
+            rows.append(row)
+        return "\n".join(rows)
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """Memory of a compiled model in bytes: constants once, an arena for every concurrent call and thread."""
+
+    constants: int
+    arena: int
+
+
+class Runner(Protocol):
+    """Computes the batches of a `CompiledModel`; `native` if it uses the kernels and not torch."""
+
+    native: bool
+
+    @property
+    def sizes(self) -> ModelBytes:
+        """The memory it holds."""
+
+    def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Write the output for the contiguous float32 batch `x` to `y`."""
+
+    def profile(self, x: torch.Tensor, y: torch.Tensor, repeat: int) -> Profile:
+        """Return the minimum time of each operation."""
+
+
+class CompiledModel:
+    """A network compiled for inference on this machine's CPU; call it with a batch.
+
+    It takes torch tensors or numpy arrays and returns the same kind. Contiguous float32 data is not copied. The batch
+    may have any size, and several threads may call it at once. `native` is False if there is no C compiler and torch
+    runs the model.
+    """
+
+    def __init__(self, runner: Runner, *, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> None:
+        self.input_shape, self.output_shape = input_shape, output_shape
+        self.native = runner.native
+        self._runner = runner
+        self._last = self._accepted(torch.Size((1, *input_shape)))  # most batches have the same shape as the last one
+
+    @overload
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def __call__(self, x: NDArray[Any]) -> NDArray[np.float32]: ...
+    def __call__(self, x: torch.Tensor | NDArray[Any]) -> torch.Tensor | NDArray[np.float32]:
+        """Compute the output for the batch `x`."""
+        if isinstance(x, np.ndarray):
+            array = np.ascontiguousarray(x, np.float32)
+            own = array if array.flags.writeable else array.copy()  # torch does not wrap read-only arrays
+            result: NDArray[np.float32] = self(torch.from_numpy(own)).numpy()
+            return result
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"expected a torch tensor or a numpy array, got {type(x).__name__}")
+        # A small network takes as long as a dozen calls into torch, so there are as few as possible.
+        shape, like = self._last
+        if x.shape != shape:
+            shape, like = self._last = self._accepted(x.shape)
+        if x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous():
+            x = x.detach().to("cpu", torch.float32).contiguous()
+        y = torch.empty_like(like)
+        self._runner.run(x, y)
+        return y
+
+    def _accepted(self, shape: torch.Size) -> tuple[torch.Size, torch.Tensor]:
+        """Check the shape of a batch; return it, and a tensor like the result, independent of torch's defaults."""
+        if shape[1:] != self.input_shape:
+            raise ValueError(f"expected a batch of {self.input_shape}, got an array of shape {tuple(shape)}")
+        return shape, torch.empty((shape[0], *self.output_shape), dtype=torch.float32, device=CPU)
+
+    def __repr__(self) -> str:
+        by = "" if self.native else ", run by torch"
+        return f"CompiledModel({self.input_shape} -> {self.output_shape}{by})"
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError(
+            "a compiled model cannot be pickled; call regrow.compile in the new process (kernels are cached)"
+        )
+
+    @property
+    def sizes(self) -> ModelBytes:
+        """The memory it holds, in bytes."""
+        return self._runner.sizes
+
+    def profile(self, *, repeat: int = 20) -> Profile:
+        """Return the minimum time of each operation over `repeat` runs on one random image."""
+        return self._runner.profile(*noise(self.input_shape, self.output_shape), repeat)
