@@ -3,8 +3,8 @@
     npm install --prefix benchmarks/browser
     python -m benchmarks.browser [--rounds 200]
 
-ResNet-20 with the synthetic masks of benchmarks.engine, one image, one thread; contenders take turns in short bursts, and
-the least time counts. onnxruntime-web runs the dense network: its time does not depend on zeros.
+ResNet-20 with the synthetic masks of benchmarks.engine, one image, one thread; contenders take turns in short bursts,
+and the least time counts. onnxruntime-web runs the dense network: its time does not depend on zeros.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,7 +26,7 @@ from benchmarks.browser.chromium import Chromium
 from benchmarks.engine import images, pruned
 from benchmarks.runner import Row, report
 from regrow.deploy.bench.runtimes import to_plain_onnx
-from regrow.export.wasm_module import export_wasm
+import regrow.export
 
 HERE = Path(__file__).parent
 NETWORK = "resnet20"
@@ -37,7 +37,11 @@ FORMATS = ("fp32", "fp16", "int8")
 class Handler(SimpleHTTPRequestHandler):
     """Serves a folder to an isolated page, whose clock is fine."""
 
-    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript", ".wasm": "application/wasm"}
+    extensions_map: ClassVar = {
+        **SimpleHTTPRequestHandler.extensions_map,
+        ".mjs": "text/javascript",
+        ".wasm": "application/wasm",
+    }
 
     def end_headers(self) -> None:
         self.send_header("Cross-Origin-Opener-Policy", "same-origin")
@@ -84,7 +88,7 @@ def prepare(folder: Path) -> dict[str, dict[str, Any]]:
         label = f"s{100 * sparsity:.0f}"
         sizes[label] = {}
         for weights in FORMATS:
-            export = export_wasm(pruned(NETWORK, sparsity), x, folder / "web", weights=weights)
+            export = regrow.export.wasm(pruned(NETWORK, sparsity), x, folder / "web", weights=weights)
             sizes[label] |= {
                 f"{weights} KB": export.size / 1000,
                 f"{weights} brotli KB": brotli(export.module) / 1000,

@@ -31,7 +31,12 @@ _FLAGS = (
     "--remote-debugging-pipe",
 )
 # The browser reads commands from descriptor 3 and answers on descriptor 4.
-_LAUNCH = "import os, sys; [os.dup2(int(fd), to) for fd, to in zip(sys.argv[1:3], (3, 4))]; os.execvp(sys.argv[3], sys.argv[3:])"
+_LAUNCH = """
+import os, sys
+for descriptor, wanted in zip(sys.argv[1:3], (3, 4)):
+    os.dup2(int(descriptor), wanted)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find() -> str | None:

@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 import regrow
+import regrow.export
 from regrow.data import info
 from regrow.export.html_page import html_page, script_data
-from regrow.export.wasm_module import export_wasm, template_text
+from regrow.export.wasm_module import template_text
 
 HERE = Path(__file__).parent
 
@@ -34,9 +35,7 @@ def build(sparse: Path, dense: Path) -> str:
     runs = {"dense": dense, "sparse": sparse}
     networks = {name: regrow.load(run).eval() for name, run in runs.items()}
     results = {name: json.loads((run / "result.json").read_text()) for name, run in runs.items()}
-    data: dict[str, Any] = {
-        name: _facts(network, results[name]["macs_kept"]) for name, network in networks.items()
-    }
+    data: dict[str, Any] = {name: _facts(network, results[name]["macs_kept"]) for name, network in networks.items()}
     data["note"] = _note(results)
     before, left = (data[name]["nonzeros"] for name in ("dense", "sparse"))
     return html_page(
@@ -67,7 +66,7 @@ def _module(network: torch.nn.Module) -> bytes:
     facts = info("mnist")
     with tempfile.TemporaryDirectory() as folder:
         example = torch.zeros(1, facts.channels, facts.size, facts.size)
-        exported = export_wasm(network, example, folder, weights="fp16", mean=facts.mean, std=facts.std)
+        exported = regrow.export.wasm(network, example, folder, weights="fp16", mean=facts.mean, std=facts.std)
         return exported.module.read_bytes()
 
 

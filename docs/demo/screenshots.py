@@ -1,4 +1,4 @@
-"""Takes pictures of the demo pages: light and dark, on a desk and on a phone. `python docs/demo/screenshots.py FOLDER`."""
+"""Takes pictures of the demo pages, light and dark, wide and narrow: `python docs/demo/screenshots.py FOLDER`."""
 
 from __future__ import annotations
 

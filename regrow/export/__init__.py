@@ -1,0 +1,3 @@
+"""Export models for other runtimes and devices."""
+
+from regrow.export.wasm_module import wasm as wasm

@@ -52,7 +52,7 @@ class WasmExport:
     checked: str | None
 
 
-def export_wasm(
+def wasm(
     model: nn.Module,
     example_input: Tensor,
     folder: str | Path,
@@ -106,7 +106,10 @@ def export_wasm(
     for name, content in files.items():
         write_atomically(folder / name, content)
     return WasmExport(
-        *(folder / name for name in files),
+        module=folder / "model.wasm",
+        script=folder / "model.js",
+        types=folder / "model.d.ts",
+        page=folder / "index.html",
         size=len(module),
         memory=info_of(module)["memory"],
         error=distance(rounded if y is None else y, expected),

@@ -95,7 +95,8 @@ def _kernels(op: Any) -> Iterator[str]:
 
 
 def _kernel_name(op: Any) -> str:
-    return registered_kernels()[op.kind].name
+    kernel: int = op.kind
+    return registered_kernels()[kernel].name
 
 
 def _weights(op: Any, constants: NDArray[np.uint8], kind: Format) -> Iterator[tuple[int, int, bytes]]:
@@ -142,8 +143,11 @@ class _Rows:
         scales, stored = self._stored(kind)
         gaps = b"" if self.packing == _DENSE else self._gaps()
         header = np.array(
-            [self.packing, BITS[kind], self.entries, self.starts, self.groups, self.together, self.groups_per_block]
-            + [self.pitch, len(self.taps), self.length, len(self.values), len(gaps)],
+            [
+                *(self.packing, BITS[kind], self.entries, self.starts),
+                *(self.groups, self.together, self.groups_per_block, self.pitch),
+                *(len(self.taps), self.length, len(self.values), len(gaps)),
+            ],
             "<u4",
         )
         parts = (header, self.taps.astype("<i4"), scales, stored)

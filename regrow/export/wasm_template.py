@@ -65,9 +65,7 @@ def fill(template: bytes, data: ModuleData, *, inputs: int, outputs: int, info: 
     end = arena_at + max(data.arena_bytes, len(data.packed))
     if end > _MOST_BYTES:
         raise ValueError(f"the network needs {end / 2**30:.1f} GB; a WebAssembly module holds at most 2 GB here.")
-    header = struct.pack(
-        "<8I", plan_at, data.count, constants_at, arena_at, x_at, y_at, arena_at, len(data.packed)
-    )
+    header = struct.pack("<8I", plan_at, data.count, constants_at, arena_at, x_at, y_at, arena_at, len(data.packed))
     segments = [(model, header), (plan_at, data.operations), (arena_at, data.packed)]
     segments += [(constants_at + at, run) for at, run in _runs(data.constants)]
     sections[_MEMORY] = b"\1\1" + 2 * _unsigned(-(-end // _PAGE))  # one memory, which cannot grow

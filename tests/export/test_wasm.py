@@ -17,10 +17,10 @@ from torch import nn
 
 from regrow.engine.plan.weights import Format
 from regrow.export import wasm_module, wasm_template
-from regrow.export.wasm_module import WasmExport, export_wasm, info_of
+from regrow.export.wasm_module import WasmExport, info_of, wasm
 from regrow.models import build
-from tests.engine.networks import sparsify
 from tests.deploy.test_export_c import everything
+from tests.engine.networks import sparsify
 
 NEEDS_NODE = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
 NEEDS_ZIG = pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="needs the package ziglang")
@@ -47,7 +47,7 @@ def in_node(program: str, *arguments: Path) -> Any:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[WasmExport, nn.Module]:
     """A small network and its files."""
     model = sparse("small", 0.2, channels=1, size=8)
-    return export_wasm(model, torch.randn(1, 1, 8, 8), tmp_path_factory.mktemp("web")), model
+    return wasm(model, torch.randn(1, 1, 8, 8), tmp_path_factory.mktemp("web")), model
 
 
 def test_the_template_is_built_from_the_present_kernels() -> None:
@@ -82,7 +82,7 @@ def test_the_module_computes_what_the_model_computes(name: str, weights: Format,
     make, shape = NETWORKS[name]
     torch.manual_seed(0)
     model = make().eval()
-    export = export_wasm(model, torch.randn(1, *shape), tmp_path, weights=weights)
+    export = wasm(model, torch.randn(1, *shape), tmp_path, weights=weights)
     assert export.checked == "node"
     assert export.error <= {"fp32": 1e-5, "fp16": 2e-3, "int8": 5e-2}[weights]
     assert export.size == export.module.stat().st_size
@@ -91,14 +91,14 @@ def test_the_module_computes_what_the_model_computes(name: str, weights: Format,
 @pytest.mark.skipif(importlib.util.find_spec("wasmtime") is None, reason="needs the package wasmtime")
 def test_without_node_wasmtime_checks_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    export = export_wasm(sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8), tmp_path)
+    export = wasm(sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8), tmp_path)
     assert export.checked == "wasmtime"
     assert export.error <= 1e-5
 
 
 def test_without_any_runtime_the_module_is_written_unchecked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wasm_module, "_run", lambda *_: (None, None))
-    export = export_wasm(sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8), tmp_path, weights="int8")
+    export = wasm(sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8), tmp_path, weights="int8")
     assert export.checked is None
     assert 0 < export.error < 5e-2
 
@@ -118,14 +118,14 @@ def test_a_module_that_computes_something_else_is_not_written(tmp_path: Path, mo
 
     monkeypatch.setattr(wasm_module, "fill", damaged)
     with pytest.raises(RuntimeError):
-        export_wasm(sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8), tmp_path / "web")
+        wasm(sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8), tmp_path / "web")
     assert not (tmp_path / "web").exists()
 
 
 @NEEDS_NODE
 @pytest.mark.parametrize(("weights", "most"), [("fp32", 80_000), ("fp16", 52_000), ("int8", 45_000)])
 def test_resnet20_at_95_percent_is_small(weights: Format, most: int, tmp_path: Path) -> None:
-    export = export_wasm(sparse("resnet20", 0.05), torch.randn(1, 3, 32, 32), tmp_path, weights=weights)
+    export = wasm(sparse("resnet20", 0.05), torch.randn(1, 3, 32, 32), tmp_path, weights=weights)
     program = 'import { brotliCompressSync } from "node:zlib";'
     program += 'done(brotliCompressSync(await readFile(process.argv[1] + "/model.wasm")).length)'
     assert export.size <= 190_000
@@ -152,7 +152,8 @@ def test_every_kind_of_source_is_loaded(exported: tuple[WasmExport, nn.Module]) 
     const path = process.argv[1] + "/model.wasm", bytes = await readFile(path);
     const buffer = bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length);
     const response = new Response(buffer.slice(0), { headers: { "Content-Type": "application/wasm" } });
-    const sources = [undefined, path, new URL("file://" + path), bytes, buffer, response, await WebAssembly.compile(bytes)];
+    const compiled = await WebAssembly.compile(bytes);
+    const sources = [undefined, path, new URL("file://" + path), bytes, buffer, response, compiled];
     const x = Float32Array.from({ length: 64 }, (_, i) => Math.sin(i));
     const outputs = [];
     for (const source of sources) outputs.push(Array.from((await load(source)).run(x)));
@@ -172,7 +173,8 @@ def test_a_result_is_not_changed_by_the_next_run(exported: tuple[WasmExport, nn.
     program = """
     const model = await load(), first = model.run(new Float32Array(64)), kept = first.slice();
     model.run(new Float32Array(64).fill(3));
-    done([first.every((value, i) => value === kept[i]), model.run(Array(64).fill(0)).every((value, i) => value === kept[i])]);
+    const same = (values) => values.every((value, i) => value === kept[i]);
+    done([same(first), same(model.run(Array(64).fill(0)))]);
     """
     assert in_node(program, exported[0].module.parent) == [True, True]
 
@@ -218,7 +220,7 @@ def test_wrong_inputs_and_missing_files_give_a_clear_error(exported: tuple[WasmE
 def test_the_description_travels_with_the_module(tmp_path: Path) -> None:
     names = [f"<b>{digit}</b></script>" for digit in range(10)]
     model, x = sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8)
-    export = export_wasm(model, x, tmp_path, weights="fp16", mean=[0.5], std=[0.25], classes=names)
+    export = wasm(model, x, tmp_path, weights="fp16", mean=[0.5], std=[0.25], classes=names)
     info = info_of(export.module.read_bytes())
     assert (info["input"], info["output"], info["weights"]) == ([1, 8, 8], [10], "fp16")
     assert (info["mean"], info["std"], info["classes"]) == ([0.5], [0.25], names)
@@ -243,19 +245,17 @@ def test_the_page_needs_nothing_else_and_allows_nothing_else(exported: tuple[Was
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        export_wasm(sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8), tmp_path, **options)
+        wasm(sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8), tmp_path, **options)
 
 
 def test_weights_beyond_the_range_of_fp16_are_refused(tmp_path: Path) -> None:
     model: nn.Module = sparse("small", 0.2, channels=1, size=8)
     model.get_parameter("fc.weight").data[0, 0] = 1e6
     with pytest.raises(ValueError, match="beyond the range of fp16"):
-        export_wasm(model, torch.randn(1, 1, 8, 8), tmp_path, weights="fp16")
+        wasm(model, torch.randn(1, 1, 8, 8), tmp_path, weights="fp16")
 
 
 def test_files_of_a_folder_that_is_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "web").write_text("")
     with pytest.raises(ValueError, match="is a file"):
-        export_wasm(sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8), tmp_path / "web")
-
-
+        wasm(sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8), tmp_path / "web")
