@@ -22,11 +22,11 @@ from typing import Any, ClassVar
 
 import torch
 
+import regrow.export
 from benchmarks.browser.chromium import Chromium
 from benchmarks.engine import images, pruned
 from benchmarks.runner import Row, report
 from regrow.deploy.bench.runtimes import to_plain_onnx
-import regrow.export
 
 HERE = Path(__file__).parent
 NETWORK = "resnet20"
