@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install lint types layers test check demo docs clean
+.PHONY: help install lint types layers test check demo template docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
@@ -36,6 +36,10 @@ test: lint types layers  ## what CI runs: lint, types, layers and the tests
 
 demo: install  ## train on digits dense, pruned afterwards and with DPF, and compare (a minute, no download)
 	$(BIN)/regrow demo
+
+template: install  ## build the WebAssembly template of `regrow export --to wasm` from the engine's kernels
+	$(PIP) install "ziglang==$$($(BIN)/python -c 'from regrow.export.wasm_template import ZIG; print(ZIG)')"
+	$(BIN)/python -m regrow.export.wasm_template
 
 docs: install  ## build the documentation into docs/_build/html, warnings as errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

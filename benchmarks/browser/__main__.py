@@ -1,7 +1,7 @@
 """How fast sparse networks run in a browser: `regrow export --to wasm` beside onnxruntime-web, in headless Chromium.
 
     npm install --prefix benchmarks/browser
-    python -m benchmarks.browser [--rounds 200]
+    python -m benchmarks.browser [--rounds 1500]
 
 ResNet-20 with the synthetic masks of benchmarks.engine, one image, one thread; contenders take turns in short bursts,
 and the least time counts. onnxruntime-web runs the dense network: its time does not depend on zeros.
@@ -55,7 +55,7 @@ class Handler(SimpleHTTPRequestHandler):
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=1500)
     arguments = parser.parse_args()
     runtime = HERE / "node_modules" / "onnxruntime-web" / "dist"
     if not runtime.is_dir():
@@ -64,40 +64,48 @@ def main() -> None:
         folder = Path(name)
         (folder / "ort").symlink_to(runtime)
         sizes = prepare(folder)
-        measured, version = measure(folder, arguments.rounds)
-    ort = measured["least"]["onnxruntime-web"]
-    rows: list[Row] = []
-    for sparsity, bar in BARS.items():
-        label = f"s{100 * sparsity:.0f}"
-        row: dict[str, Any] = {"network": NETWORK, "sparsity": sparsity, "onnxruntime-web ms": ort}
-        row |= {"regrow ms": measured["least"][label], "times faster": ort / measured["least"][label], "bar": bar}
-        rows.append(row | sizes[label] | {"browser": version})
-    dense: Row = {"network": NETWORK, "sparsity": 0.0, "onnxruntime-web ms": ort, "regrow ms": measured["least"]["s0"]}
-    rows.append({**dense, "times faster": ort / measured["least"]["s0"], **sizes["s0"], "browser": version})
-    report("ResNet-20 in Chromium, one image, one thread", rows, name="browser")
+        least, version = measure(folder, arguments.rounds)
+    title = f"{NETWORK} in a browser ({version}), one image, one thread"
+    report(title, [*speeds(least), *sizes], name="browser")
 
 
-def prepare(folder: Path) -> dict[str, dict[str, Any]]:
-    """Write what the page loads; return the sizes of the modules in KB and their errors."""
+def label(sparsity: float) -> str:
+    """The name of a module."""
+    return f"s{100 * sparsity:.0f}"
+
+
+def speeds(least: dict[str, float]) -> list[Row]:
+    """Times in milliseconds beside those of onnxruntime-web, which does not gain from zeros."""
+    rival = least["onnxruntime-web"]
+    return [
+        {
+            "part": "speed",
+            "sparsity": sparsity,
+            "onnxruntime-web, dense, ms": rival,
+            "regrow ms": least[label(sparsity)],
+            "times faster": rival / least[label(sparsity)],
+            "bar": bar or "",
+        }
+        for sparsity, bar in {0.0: None, **BARS}.items()
+    ]
+
+
+def prepare(folder: Path) -> list[Row]:
+    """Write what the page loads; return the sizes of the modules."""
     x = images(NETWORK, 1)
     (folder / "x.bin").write_bytes(x.numpy().tobytes())
     shutil.copy(HERE / "bench.html", folder)
     to_plain_onnx(pruned(NETWORK, 0), x, folder / "dense.onnx")
-    sizes: dict[str, dict[str, Any]] = {}
+    rows: list[Row] = []
     for sparsity in (0.0, *BARS):
-        label = f"s{100 * sparsity:.0f}"
-        sizes[label] = {}
         for weights in FORMATS:
             export = regrow.export.wasm(pruned(NETWORK, sparsity), x, folder / "web", weights=weights)
-            sizes[label] |= {
-                f"{weights} KB": export.size / 1000,
-                f"{weights} brotli KB": brotli(export.module) / 1000,
-                f"{weights} error": export.error,
-            }
+            sizes = {"KB": export.size / 1000, "brotli KB": brotli(export.module) / 1000}
+            rows.append({"part": "size", "sparsity": sparsity, "weights": weights, **sizes, "error": export.error})
             if weights == "fp32":
-                shutil.copy(export.module, folder / f"{label}.wasm")
+                shutil.copy(export.module, folder / f"{label(sparsity)}.wasm")
                 shutil.copy(export.script, folder)
-    return sizes
+    return rows
 
 
 def brotli(path: Path) -> int:
@@ -106,23 +114,23 @@ def brotli(path: Path) -> int:
     return int(subprocess.run(["node", "-e", program, str(path)], capture_output=True, check=True).stdout)
 
 
-def measure(folder: Path, rounds: int) -> tuple[dict[str, Any], str]:
-    """Return the least milliseconds of each contender, with outputs that were compared, and the browser's version."""
+def measure(folder: Path, rounds: int) -> tuple[dict[str, float], str]:
+    """Return the least milliseconds of each contender, and the browser's version."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    labels = [f"s{100 * sparsity:.0f}" for sparsity in (0.0, *BARS)]
+    labels = [label(sparsity) for sparsity in (0.0, *BARS)]
     with Chromium() as browser:
         browser.open(f"http://127.0.0.1:{server.server_port}/bench.html")
         browser.wait_for("window.ready")
         call = f"measure({json.dumps(labels)}, {json.dumps([1, *images(NETWORK, 1).shape[1:]])}, {rounds})"
         measured: dict[str, Any] = browser.evaluate(call)
-        version = browser.evaluate("navigator.userAgent.match(/Chrome\\/[0-9.]+/)[0]")
+        version = browser.evaluate("navigator.userAgent.match(/Chrome.[0-9]+/)[0].replace('/', ' ')")
         if browser.errors:
             raise SystemExit("\n".join(browser.errors))
     server.shutdown()
     dense = [torch.tensor(measured["outputs"][name]) for name in ("s0", "onnxruntime-web")]
     torch.testing.assert_close(*dense, rtol=1e-3, atol=1e-4)
-    return measured, version
+    return measured["least"], version
 
 
 if __name__ == "__main__":
