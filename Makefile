@@ -36,6 +36,7 @@ test: lint types layers  ## what CI runs: lint, types, layers and the tests
 
 demo: install  ## train on digits dense, pruned afterwards and with DPF, and compare (a minute, no download)
 	$(BIN)/regrow demo
+	@echo "Draw a digit yourself: open docs/_static/draw.html in a browser. A sparse network reads it while you draw."
 
 template: install  ## build the WebAssembly template of `regrow export --to wasm` from the engine's kernels
 	$(PIP) install "ziglang==$$($(BIN)/python -c 'from regrow.export.wasm_template import ZIG; print(ZIG)')"
