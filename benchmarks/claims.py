@@ -30,12 +30,12 @@ TABLES = ("methods", "table6", "table5", "lottery", "width", "period-batch")
 def page() -> str:
     """Return the page."""
     library = Library.read([RESULTS, RESULTS / "digits"])
-    scales = {"CIFAR-10, ResNet-8": find_scale("cpu"), "digits": find_scale("digits")}
+    scales = {"CIFAR-10, ResNet-8": find_scale("jpeg"), "digits": find_scale("digits")}
     found = {title: claims(scale, library) for title, scale in scales.items()}
     lines = [[row[0].title, *_verdicts(row)] for row in zip(*found.values(), strict=True)]
     parts = [f"# {TITLE}", INTRODUCTION, table(["claim", *found], lines), RULE, _long()]
     for title, scale in scales.items():
-        mine = [claim for claim in found[title] if scale.name == "cpu" or claim not in found["CIFAR-10, ResNet-8"]]
+        mine = [claim for claim in found[title] if scale.name == "jpeg" or claim not in found["CIFAR-10, ResNet-8"]]
         parts += [f"## On {title}", explained(scale), *map(_evidence, mine), _rates(scale.name)]
         parts += [_table(name, scale, library) for name in TABLES]
     text = "\n\n".join(part.strip() for part in parts if part)

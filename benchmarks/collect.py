@@ -1,4 +1,4 @@
-"""Writes finished runs down as JSON lines, one per run, so that results outlive the run folders.
+"""Writes runs that ended, also those that diverged, as JSON lines, so that results outlive the run folders.
 
 `python -m benchmarks.collect runs/* -o results/cifar10-resnet8.jsonl` adds to what the file holds; a run that it holds
 already is replaced.
@@ -16,15 +16,19 @@ from typing import Any
 from regrow.paper.cells import portable
 from regrow.train.config import Recipe
 from regrow.train.files import write_whole
+from regrow.train.folder import read_divergence, read_result
 from regrow.train.metrics import read_metrics
 
 # Of an epoch's record: what the figures of a report are drawn from.
-_EPOCH = ("epoch", "phase", "loss", "top1", "sparsity", "delta", "flips", "iou", "layers", "images_per_second")
+_EPOCH = (
+    *("epoch", "phase", "lr", "loss", "test_loss", "top1", "sparsity", "delta", "flips", "iou", "refreshes"),
+    *("refresh_flips", "refresh_iou", "layers", "seconds", "images_per_second"),
+)
 
 
 def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
-    """Return what a finished run measured: its result, accuracy before fine-tuning, its `curves` and where it ran."""
-    result = json.loads((run / "result.json").read_text())
+    """Return what a run that ended measured: its result, or how it diverged; its `curves` and where it ran."""
+    result = _ended(run) or {}
     environment = json.loads((run / "environment.json").read_text())
     epochs = read_metrics(run)
     trained = [epoch for epoch in epochs if epoch["phase"] == "train"]
@@ -32,13 +36,19 @@ def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
     recipe = portable(Recipe.of(result["recipe"], str(run)))
     shown = [{name: _short(epoch[name]) for name in _EPOCH if name in epoch} for epoch in epochs]
     return {
-        "top1_before_finetuning": trained[-1]["top1"],
+        **({"top1_before_finetuning": trained[-1]["top1"]} if "top1" in result else {}),
         **result,
         "key": recipe.key(),
         "recipe": dataclasses.asdict(recipe),
         **({"epochs": shown} if curves else {}),
-        "environment": {fact: environment[fact] for fact in ("system", "cpu", "cores", "threads", "cuda")},
+        "environment": {
+            fact: environment.get(fact) for fact in ("system", "cpu", "cores", "threads", "cuda", "commit")
+        },
     }
+
+
+def _ended(run: Path) -> dict[str, Any] | None:
+    return read_result(run) or read_divergence(run)
 
 
 def add(records: Iterable[dict[str, Any]], path: Path) -> int:
@@ -63,10 +73,9 @@ def main() -> None:
     parser.add_argument("-o", "--out", required=True, type=Path)
     parser.add_argument("--no-curves", action="store_true", help="leave out what happened in each epoch")
     options = parser.parse_args()
-    finished = [run for run in options.runs if (run / "result.json").exists()]
-    records = [record(run, curves=not options.no_curves) for run in finished]
+    records = [record(run, curves=not options.no_curves) for run in options.runs if _ended(run) is not None]
     added = add(records, options.out)
-    print(f"{len(records)} finished runs of {len(options.runs)}, {added} of them new, written to {options.out}")
+    print(f"{len(records)} runs that ended of {len(options.runs)}, {added} of them new, written to {options.out}")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ JPEG = "CIFAR-10 (JPEG q75)"
 ENGINE = "resnet20", "wrn28-2", "resnet50"
 SERIES = 10  # more curves than these in one picture tell nothing
 LEVELS = 0.9, 0.95
-SCALES = {f"ResNet-8, {JPEG}": ("cpu", RESULTS.parent), "digits": ("digits", RESULTS.parent / "digits")}
+SCALES = {f"ResNet-8, {JPEG}": ("jpeg", RESULTS.parent), "digits": ("digits", RESULTS.parent / "digits")}
 MARKS = "<!-- measured: python -m benchmarks.pages -->\n", "<!-- /measured -->"
 
 
@@ -153,8 +153,11 @@ def accuracies() -> str:
         known = [row for row in rows if row["seeds"] and row["sparsity"] in LEVELS]
         for row in rows:
             lines.setdefault(row["method"], {"top-1, %": row["method"]})
-        for row in known:
-            found = number(Summary(row["mean"], row["std"], row["seeds"]))
+        for row in rows:
+            if not (row["seeds"] or row.get("diverged")) or row["sparsity"] not in LEVELS:
+                continue
+            summary = Summary(row["mean"], row["std"], row["seeds"]) if row["seeds"] else None
+            found = number(summary, diverged=row.get("diverged", 0))
             lines[row["method"]][f"{title}, {percent(row['sparsity'])} pruned"] = found
         notes += [
             f"{title}: {note}" for note in (sizes(known), *better_rates(known, partial(_by_rate, scale, library)))

@@ -25,13 +25,14 @@ from regrow.paper.tuning import SEED, Choice, choose
 FOLDER = Path(__file__).parents[1] / "results" / "tuning"
 CHOICES = FOLDER / "choices.json"
 RATES = Path(rates.__file__).with_name("learning-rates.csv")
-SCALES = ("cpu", "digits")
+SCALES = ("jpeg", "small", "digits")
 
 
 def runs_file(scale: Scale) -> Path:
     """Return where the tuning runs of a scale are written down."""
     assert scale.stand_in is not None
-    return FOLDER / f"{scale.stand_in.data}-{scale.stand_in.model}.jsonl"
+    data = "jpeg" if scale.name == "jpeg" else scale.stand_in.data
+    return FOLDER / f"{data}-{scale.stand_in.model}.jsonl"
 
 
 def collect(runs: Sequence[Path]) -> None:
@@ -81,8 +82,8 @@ def rate_lines(chosen: Sequence[tuple[str, Choice]]) -> str:
     return text.getvalue()
 
 
-def main() -> None:
-    collect([Path(each) for each in sys.argv[1:]])
+def main(runs: Sequence[str]) -> None:
+    collect([Path(each) for each in runs])
     chosen = choices()
     if chosen:
         CHOICES.write_text(json.dumps(choice_rows(chosen), indent=1) + "\n")
@@ -94,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

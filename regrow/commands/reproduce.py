@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def reproduce(
     name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="ITEM")] = None,
     *,
-    scale: Literal["paper", "cpu", "digits", "smoke"] = "cpu",
+    scale: Literal["paper", "cpu", "small", "digits", "smoke"] = "cpu",
     seeds: int | None = None,
     out: Path = Path("runs/reproduce"),
     workers: int | None = None,

@@ -87,6 +87,7 @@ def _list(recipes: list[Recipe], folder: Path) -> int:
 def _state(job: Job) -> str:
     from regrow.sweep.display import scores
     from regrow.train.files import FolderError
+    from regrow.train.folder import read_divergence
 
     try:
         result = job.result()
@@ -94,4 +95,6 @@ def _state(job: Job) -> str:
         return str(error)
     if result is not None:
         return f"finished  {scores(result)}"
+    if (divergence := read_divergence(job.folder)) is not None:
+        return f"★ diverged  {divergence['diverged']}"
     return "interrupted" if (job.folder / "recipe.toml").is_file() else "to do"

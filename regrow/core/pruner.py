@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from regrow.core.checks import check_steps
 from regrow.core.masks import Masks
-from regrow.core.schedule import Schedule, as_schedule
+from regrow.core.schedule import Schedule, as_schedule, scaled_period
 from regrow.core.state import checked_masks, load_weights, name_of, save_weights
 from regrow.core.stats import Stats, quality
 from regrow.core.weights import Memory, Weight, Weights
@@ -34,6 +34,10 @@ class BasePruner:
     """
 
     memory: ClassVar[Memory] = Memory.FORGET
+    period: ClassVar[int] = 16
+    """Optimizer steps between mask updates as the method's authors chose them; `every="auto"` scales it."""
+    total_steps: int | None = None
+    """Optimizer steps of the whole training, where the method was told."""
     shared: ClassVar[tuple[str, ...]] = ("every",)
     """The options that a saved run and the one that continues it must have in common."""
     _holders: ClassVar[WeakValueDictionary[int, BasePruner]] = WeakValueDictionary()
@@ -45,15 +49,15 @@ class BasePruner:
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int = 16,
+        every: int | Literal["auto"] = 16,
         targets: Sequence[Target],
         companions: Sequence[Target] = (),
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        check_steps("every", every)
         if not targets:
             raise ValueError("a pruner needs at least one target, got none")
-        self.every, self.schedule = every, as_schedule(sparsity)
+        self.schedule = as_schedule(sparsity)
+        self._auto_every, self.every = every == "auto", self._period(every)
         self.optimizer = hookable(optimizer)
         self.targets, self.held = {target.name: target for target in targets}, [*targets, *companions]
         check_free(self.held, self.optimizer, self._holders)
@@ -62,13 +66,21 @@ class BasePruner:
         self._weights = Weights({target.name: self.hold(target) for target in self.held})
         self._frozen = False
         self._collapsed: set[str] = set()
-        self.step = self.flips = 0
+        self.step = self.flips = self.updates = 0
         self.requested = 0.0
         with self.dense():
             if self.due(0):
                 self._refresh()
         self._steps = Steps(self.optimizer, self.shards, self._before_step, self._after_step, self._evaluate)
         self._holders.update({id(target.param): self for target in self.held})
+
+    def _period(self, every: int | Literal["auto"]) -> int:
+        """Return the steps between mask updates; "auto" scales the method's own period to the training's length."""
+        if every == "auto":
+            ramp_end = getattr(self.schedule, "end", None)
+            return scaled_period(self.period, ramp_end=ramp_end, total_steps=self.total_steps)
+        check_steps("every", every)
+        return every
 
     # What a method decides
 
@@ -199,6 +211,7 @@ class BasePruner:
             **self.settings(),
             "step": self.step,
             "flips": self.flips,
+            "updates": self.updates,
             "requested": self.requested,
             "frozen": self._frozen,
             "extra": self.extra_state(),
@@ -207,7 +220,11 @@ class BasePruner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken: attach, then load the states of model, optimizer and pruner."""
-        masks = checked_masks(state, self.settings(), self._weights)
+        mine = self.settings()
+        if self._auto_every and "every" in state:
+            mine["every"] = state["every"]  # the saved run's period, whatever this one would have chosen
+        masks = checked_masks(state, mine, self._weights)
+        self.every = mine.get("every", self.every)
         self._weights.point_back()  # an interrupted step, or dense(), may have left the model elsewhere
         if state["frozen"]:
             self._weights.forget()
@@ -216,6 +233,7 @@ class BasePruner:
         self._frozen = state["frozen"]
         load_weights(state, masks, self._weights)
         self.step, self.flips, self.requested = state["step"], state["flips"], state["requested"]
+        self.updates = state.get("updates", 0)  # not counted by states of older versions
         self.load_extra_state(state["extra"])
 
     # How it works
@@ -258,6 +276,7 @@ class BasePruner:
             if weight.memory is Memory.SOFT:
                 weight.prune()
         self.flips = int(self.shards.sum(torch.tensor(flips, device="cpu")))
+        self.updates += 1
         self._warn_of_collapse()
 
     def _warn_of_collapse(self) -> None:

@@ -1,4 +1,4 @@
-"""How much is pruned when: sparsity as a function of the optimizer step."""
+"""How much is pruned when: sparsity as a function of the optimizer step, and how often masks are updated."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from numbers import Real
 from regrow.core.checks import check_steps
 
 Schedule = Callable[[int], float]
+
+SHORTEST_RAMP = 120 * 391
+"""Optimizer steps of the shortest ramp in the paper (WideResNet on CIFAR-10): periods are scaled below it."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,23 @@ def as_schedule(sparsity: float | Schedule) -> Schedule:
         check_sparsity(sparsity(0), "the schedule's value at step 0")
         return sparsity
     return Constant(sparsity)
+
+
+def scaled_period(period: int, *, ramp_end: int | None, total_steps: int | None = None) -> int:
+    """Return the steps between mask updates that suit the length of a training: `every="auto"`.
+
+    A training whose ramp is as long as the paper's keeps the method's own `period`; a shorter one has
+    proportionally shorter periods, so that it makes about as many updates. Without a ramp, 75 % of `total_steps`
+    stands for its end; if neither is known, the mask is updated after every step.
+
+    >>> scaled_period(16, ramp_end=225 * 391), scaled_period(16, ramp_end=23_460), scaled_period(16, ramp_end=100)
+    (16, 8, 1)
+    """
+    if ramp_end is None and total_steps is None:
+        return 1
+    # In quarters of a step, so that 75 % of the total is a whole number and nothing is rounded twice.
+    quarters = 4 * ramp_end if ramp_end is not None else 3 * (total_steps or 0)
+    return max(1, period * min(quarters, 4 * SHORTEST_RAMP) // (4 * SHORTEST_RAMP))
 
 
 def check_sparsity(value: object, name: str = "sparsity") -> None:

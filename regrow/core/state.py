@@ -37,7 +37,7 @@ def save_weights(weights: Mapping[str, Weight]) -> dict[str, dict[str, Any]]:
 def load_weights(state: Mapping[str, Any], masks: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> None:
     """Put masks and errors in place; the model holds ŵ."""
     for name, weight in weights.items():
-        behind = {part: state[part][name] for part in ("error", "dense") if name in state.get(part, ())}
+        behind = {part: state[part][name] for part in ("error", "dense", "tau") if name in state.get(part, ())}
         weight.load(masks[name], behind)
 
 

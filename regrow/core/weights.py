@@ -121,10 +121,14 @@ class Weight:
         source, mask, pruned = self._views
         if self.dense is None or not isinstance(pruned, np.ndarray):
             return True
-        apart = len(pruned) // _SAMPLED or 1
-        few = slice(step % apart, None, apart)
+        few = self.sample(step)
         same: bool = (source[few] * mask[few]).tobytes() == pruned[few].tobytes()
         return same
+
+    def sample(self, step: int) -> slice:
+        """Return which elements, in the order of memory, are looked at in turn `step`."""
+        apart = self.pruned.numel() // _SAMPLED or 1
+        return slice(step % apart, None, apart)
 
     def adopt(self) -> bool:
         """Take over weights written from outside; return whether they had weights where the mask has none.

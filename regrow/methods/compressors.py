@@ -14,7 +14,11 @@ Compressor = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Sign:
-    """One bit per weight: ±the mean magnitude of the tensor, or ±1 with `scaled=False` (BinaryConnect)."""
+    """One bit per weight: ±the mean magnitude of the tensor, or ±1 with `scaled=False`.
+
+    BinaryConnect (Courbariaux et al. 2015) is `scaled=False` with w clipped to [-1, 1] after every step. A compressor
+    does not change w: clip it in your loop, under `with pruner.dense():`.
+    """
 
     scaled: bool = True
 

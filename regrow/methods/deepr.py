@@ -1,11 +1,12 @@
 """Deep rewiring (Bellec et al. 2018): connections walk at random, those that cross zero are replaced at random.
 
-This is the variant that DSR was compared with: an L1 gradient of 1e-5 and noise N(0, √(2ηT)) on active weights, with
-η = 0.01 and a temperature T that falls from 1e-5 to 1e-15 over training; after every step a weight that has changed
-its sign goes dormant and another one of the layer wakes up. There is no weight decay beside the L1 term. Different
-from the original: the optimizer's own step replaces plain gradient descent (with its momentum, which starts anew for
-new connections), and a new connection takes the sign that its gradient gives it instead of one that is fixed
-beforehand.
+This is the variant that DSR was compared with: an L1 gradient of 1e-5 and noise N(0, √(2ηT)) on the gradients of
+active weights, with η = 0.01 and a temperature T that falls from 1e-5 to 1e-15 over training; after every step a weight
+that has changed its sign goes dormant and another one of the layer wakes up. There is no weight decay beside the L1
+term. Different from the original: the noise is part of the gradient, so that the learning rate scales it (Bellec et al.
+add it to the weight, with η the learning rate), the optimizer's own step replaces plain gradient descent (with its
+momentum, which starts from zero for new connections), and a new connection takes the sign that its gradient gives it
+instead of one that is fixed beforehand.
 """
 
 from __future__ import annotations
@@ -59,25 +60,29 @@ class DeepR(Rewire):
 
     @torch.no_grad()
     def before_update(self) -> None:
-        """Add the L1 gradient and remember the signs."""
+        """Add the L1 gradient and the noise, and remember the signs."""
         super().before_update()
         if self._frozen:
             return
-        scale = getattr(self.optimizer, "grad_scale", None)  # of gradients that a fused step is to unscale itself
-        strength = self.l1 if scale is None else self.l1 * float(scale)
+        # Gradients that a fused step is to unscale itself.
+        scale = float(getattr(self.optimizer, "grad_scale", None) or 1.0)
         for name, target in self.targets.items():
             self._before[name] = target.held.sign()
             if target.grad is not None:
-                target.grad.add_(self._before[name], alpha=strength)
+                target.grad.add_(self._before[name], alpha=self.l1 * scale)
+                target.grad.add_(self._noise(name, self.step + 1).to(target.grad.dtype), alpha=scale)
+
+    def _noise(self, name: str, t: int) -> Tensor:
+        """Return the noise on the gradients of step `t`, on active weights only."""
+        hot, cold = self.temperature
+        size = (2 * self.eta * hot * (cold / hot) ** (t / self.total)) ** 0.5
+        noise: Tensor = torch.special.ndtri(self.draw(name, t, "noise")).mul_(size)
+        return noise * self.masks[name]
 
     def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
-        """Shake the active weights, drop those that crossed zero, grow as many at random where there was none."""
-        hot, cold = self.temperature
-        noise = (2 * self.eta * hot * (cold / hot) ** (t / self.total)) ** 0.5
+        """Drop the weights that crossed zero, grow as many at random where there was none."""
         for name, mask in self.masks.items():
             weight = self.weights[name]
-            shake = torch.special.ndtri(self.draw(name, t, "noise")).mul_(noise)
-            weight += shake.to(weight.dtype) * mask
             crossed = mask & (weight.sign() * self._before[name] < 0)
             moved = min(self.shards.counts([crossed, ~mask]))
             dropped = self.keep_largest(name, weight, crossed, moved)

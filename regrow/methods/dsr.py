@@ -2,7 +2,11 @@
 
 Defaults are the authors': random masks of one density, all below a threshold H go, H doubles or halves to drop about
 N connections per update (`drop`), layers grow in proportion to what survived in them. The period `every` doubles at
-12.5, 40 and 70 % of training and nothing moves in its last 5 %. The first convolution and 1x1 shortcuts stay dense.
+12.5, 40 and 70 % of training (`doublings`) and nothing moves in its last 5 %. The first convolution, 1x1 shortcuts and
+the last linear layer stay dense. These are the authors' settings for WRN-28-2; for ResNet-50 (batch 256) they are
+`every=1000, doublings=(0.25, 0.5, 0.75), include_last=True`.
+New connections start with weight and momentum zero: the authors multiply the mask into the forward pass, so that
+inactive weights receive no gradient and their momentum fades.
 Different from the authors' code: N is 1.37 % of the targeted weights unless given (their 20,000 for WRN-28-2 and
 400,000 for ResNet-50 are absolute), rounding goes to the largest remainders instead of to a random layer, and H
 halves at once where more would be dropped than there are places to grow.
@@ -12,13 +16,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.choices.budget import allocate
-from regrow.core.checks import check_amount, check_count
+from regrow.core.checks import check_amount, check_count, check_share
 from regrow.host.targets import find_targets
 from regrow.methods.about import About
 from regrow.methods.rewire import Rewire, RewireOptions
@@ -36,8 +40,10 @@ class DSR(Rewire):
         cost="one comparison, one draw and one selection per layer",
         budget="uniform at first, then by what survives",
     )
+    period = 100
     until = 0.95
-    shared = (*Rewire.shared, "drop")
+    fresh_momentum = True  # at the authors inactive weights get no gradient, so there is none to inherit
+    shared = (*Rewire.shared, "drop", "doublings")
 
     def __init__(
         self,
@@ -45,16 +51,18 @@ class DSR(Rewire):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int = 100,
+        every: int | Literal["auto"] = 100,
         total: int | None = None,
         drop: int | None = None,
         threshold: float = 1e-3,
+        doublings: tuple[float, ...] = (0.125, 0.4, 0.7),
         **options: Unpack[RewireOptions],
     ) -> None:
         if options.get("targets") is None:
             options["targets"] = _authors_targets(model, include_last=options.get("include_last", False))
         if drop is not None:
             check_count("drop", drop, "connections per update", least=0)
+        self.doublings = tuple(check_share("each of doublings", share) for share in doublings)
         self.drop, self.threshold = drop or 0, check_amount("threshold", threshold)
         super().__init__(model, optimizer, sparsity=sparsity, every=every, total=total, **options)
         if drop is None:
@@ -62,7 +70,7 @@ class DSR(Rewire):
 
     def due(self, t: int) -> bool:
         """Return whether connections move at step `t`."""
-        period = self.every * 2 ** sum(t >= share * self.total for share in (0.125, 0.4, 0.7))
+        period = self.every * 2 ** sum(t >= share * self.total for share in self.doublings)
         return t == 0 or (t % period == 0 and t < self.until * self.total)
 
     def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:

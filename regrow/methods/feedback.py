@@ -1,7 +1,8 @@
 """Error feedback for any compressor, of which a mask is the special case (Section 4 covers them all).
 
-The gradient is evaluated at ŵ = C(w) and applied to w: with `Sign` this is BinaryConnect (Courbariaux et al. 2015),
-with `Uniform` quantisation-aware training with a straight-through gradient, with a mask of the largest weights DPF.
+The gradient is evaluated at ŵ = C(w) and applied to w: with `Sign` this is BinaryConnect (Courbariaux et al. 2015)
+without its clipping of w, with `Uniform` quantization-aware training with a straight-through gradient, with a mask of
+the largest weights DPF.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ here momentum and weight decay may move a pruned weight during a step, and it is
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Unpack
+from typing import Literal, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.schedule import Schedule
 from regrow.methods.about import About
-from regrow.methods.options import Options, needed
+from regrow.methods.options import EPOCH, Options, needed_period
 from regrow.methods.pruner import Pruner
 
 
@@ -33,17 +33,18 @@ class Incremental(Pruner):
         cost="one selection over n",
     )
 
+    period = EPOCH
+
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int | None = None,
+        every: int | Literal["auto"] | None = None,
         **options: Unpack[Options],
     ) -> None:
-        every = needed(self, every, "every", "the optimizer steps between masks: every=len(loader) is once per epoch")
-        super().__init__(model, optimizer, sparsity=sparsity, every=every, **options)
+        super().__init__(model, optimizer, sparsity=sparsity, every=needed_period(self, every), **options)
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the largest of the weights that are left; a schedule that falls gives nothing back."""

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from regrow.core.checks import check_steps
 from regrow.core.schedule import Schedule
+from regrow.host.warn import warn
 from regrow.methods.about import About
 from regrow.methods.options import Options
 from regrow.methods.pruner import Pruner
@@ -50,6 +51,11 @@ class OneShot(Pruner):
     def due(self, t: int) -> bool:
         """Return whether this is the step."""
         return t == self.at
+
+    def warn_if_idle(self, total: int) -> None:
+        """Warn if the step lies beyond a training of `total` optimizer steps."""
+        if self.at > total:
+            warn(f"OneShot never prunes: at={self.at:,} is beyond the {total:,} steps of this training.")
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the largest weights."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, TypedDict, get_args, get_type_hints
+from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 import torch.distributed as dist
 
@@ -54,12 +54,22 @@ def needed(method: object, value: int | None, name: str, meaning: str) -> int:
     return value
 
 
-def check_constant(method: object, sparsity: float) -> float:
+def needed_period(method: object, every: int | Literal["auto"] | None) -> int | Literal["auto"]:
+    """Return `every` of a method whose authors update once per epoch, or say what to pass if it is missing."""
+    if every == "auto":
+        return "auto"
+    meaning = "the optimizer steps between mask updates: every=len(loader) is once per epoch, as its authors ran it"
+    return needed(method, every, "every", meaning)
+
+
+EPOCH = 391
+"""Steps of an epoch in the paper's comparison (CIFAR-10, batch 128): the period of methods that update every epoch."""
+
+
+def check_constant(method: object, sparsity: float, why: str = "is sparse from the start") -> float:
     """Return `sparsity` if it is a number; a ramp would start such a method with nothing pruned."""
     if callable(sparsity):
-        raise TypeError(
-            f"{type(method).__name__} is sparse from the start: sparsity must be a number, got {sparsity!r}"
-        )
+        raise TypeError(f"{type(method).__name__} {why}: sparsity must be a number, got {sparsity!r}")
     return sparsity
 
 

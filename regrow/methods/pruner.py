@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from regrow.choices.budget import Allotment, Scope
 from regrow.choices.carried import weight_of
 from regrow.choices.decay import Decay, DecayAtPruned, at_pruned
 from regrow.choices.score import Criterion
+from regrow.choices.soft import soft_weight_of
 from regrow.choices.units import parse_unit
 from regrow.core.masks import Masks
 from regrow.core.pruner import BasePruner
@@ -21,6 +23,7 @@ from regrow.core.schedule import Schedule, as_schedule, check_sparsity
 from regrow.core.weights import Weight
 from regrow.host.optimizers import hookable
 from regrow.host.targets import Target, TargetSpec, find_targets
+from regrow.host.warn import warn
 from regrow.methods.options import ExplicitSignature
 
 
@@ -33,6 +36,8 @@ class Pruner(BasePruner):
 
     shared = (*BasePruner.shared, "unit", "criterion", "channels", "decay")
     criterion: Criterion = "l2"
+    _soft = False
+    """Whether what is kept is shrunk by the threshold (see `regrow.choices.soft`)."""
     __signature__: ClassVar[Any] = ExplicitSignature()
 
     def __init__(
@@ -41,7 +46,7 @@ class Pruner(BasePruner):
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int = 16,
+        every: int | Literal["auto"] = 16,
         scope: Scope = "global",
         unit: str = "weight",
         criterion: Criterion | None = None,
@@ -88,6 +93,16 @@ class Pruner(BasePruner):
             self.requested = sparsity  # not before it is known that there are masks
             yield name, self.units.mask(self.targets[name], scores[name], keep, inside)
 
+    def warn_if_idle(self, total: int) -> None:
+        """Warn if a method with a period has no mask update due in a training of `total` optimizer steps."""
+        if "every" not in inspect.signature(type(self)).parameters or any(self.due(t) for t in range(1, total + 1)):
+            return
+        name = type(self).__name__
+        warn(
+            f"no mask update of {name} falls due in this training (steps: {total:,}, every={self.every}): "
+            f"the masks of step 0 ({self.requested:.1%} sparsity) stay to the end. Choose a smaller every."
+        )
+
     def all_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Yield the next masks, and those of what goes with their units."""
         for name, mask in self.next_masks(t):
@@ -95,7 +110,8 @@ class Pruner(BasePruner):
 
     def hold(self, target: Target) -> Weight:
         """Return what keeps ŵ in the parameter and w behind it."""
-        return weight_of(target, self.memory, offload=self._offload)
+        make = soft_weight_of if self._soft else weight_of
+        return make(target, self.memory, offload=self._offload)
 
     def whole_masks(self) -> Masks:
         """Return the masks of sharded weights, the rows of all processes put together; otherwise `masks`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import ClassVar, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -12,10 +12,14 @@ from torch.optim import Optimizer
 
 from regrow.choices.budget import Scope, keep_largest
 from regrow.choices.random import uniform
+from regrow.core.schedule import Schedule
 from regrow.host.shards import held
 from regrow.host.targets import TargetSpec
-from regrow.methods.options import check_constant, needed
+from regrow.methods.options import EPOCH, check_constant, needed, needed_period
 from regrow.methods.pruner import Pruner
+
+# What torch's optimizers gather from past gradients, by the names in their state.
+_MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf")
 
 
 class RewireOptions(TypedDict, total=False):
@@ -32,13 +36,14 @@ class Rewire(Pruner, ABC):
     """Starts from random masks and moves connections every `every` steps until `until` of the `total` steps.
 
     A method says in `rewire` which connections it drops and where as many grow. New ones start from weight zero;
-    `fresh_momentum` tells whether the optimizer forgets the momentum that it has gathered for them.
+    `fresh_momentum` tells whether the optimizer forgets what it has gathered for them (momentum, Adam's moments).
     """
 
     scope: ClassVar[Scope] = "layer"
     include_last: ClassVar[bool] = False
     until: ClassVar[float] = 1.0
     fresh_momentum: ClassVar[bool] = False
+    period = EPOCH
     shared = (*Pruner.shared, "total", "seed")
 
     def __init__(
@@ -47,7 +52,7 @@ class Rewire(Pruner, ABC):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | None,
+        every: int | Literal["auto"] | None,
         total: int | None,
         seed: int = 0,
         scope: Scope | None = None,
@@ -56,22 +61,26 @@ class Rewire(Pruner, ABC):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.total = needed(self, total, "total", "the optimizer steps of the whole training: epochs * len(loader)")
-        every = needed(self, every, "every", "the optimizer steps between updates: every=len(loader) is once per epoch")
-        self.seed = seed
+        self.total_steps, self.seed = self.total, seed
         super().__init__(
             model,
             optimizer,
-            sparsity=check_constant(self, sparsity),
-            every=every,
+            sparsity=self.ramp(sparsity),
+            every=needed_period(self, every),
             scope=scope or self.scope,
             targets=targets,
             include_last=self.include_last if include_last is None else include_last,
             group=group,
         )
+        self.warn_if_idle(self.total)
 
     @abstractmethod
     def rewire(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Return (name, mask) pairs with as many connections as there are now."""
+
+    def ramp(self, sparsity: float) -> float | Schedule:
+        """Return the sparsity over time, which is constant unless a method has a ramp of its own."""
+        return check_constant(self, sparsity)
 
     def due(self, t: int) -> bool:
         """Return whether connections move at step `t`; at the end of training they do not."""
@@ -100,8 +109,13 @@ class Rewire(Pruner, ABC):
         """Return how many elements of a mask are True, over all shards."""
         return self.shards.counts([mask])[0]
 
+    def copied_gradients(self) -> dict[str, Tensor]:
+        """Return copies of the gradients, over which some optimizers write (Nesterov)."""
+        known = {name: target.grad for name, target in self.targets.items()}
+        return {name: gradient.clone() for name, gradient in known.items() if gradient is not None}
+
     def _forget_momentum(self, name: str, where: Tensor) -> None:
         state = self.optimizer.state.get(self.targets[name].param, {})
-        for key in ("momentum_buffer", "exp_avg"):
+        for key in _MOMENTS:
             if isinstance(state.get(key), Tensor):
                 held(state[key]).masked_fill_(where, 0)

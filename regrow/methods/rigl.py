@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class RigL(Rewire):
         cost="two selections per layer",
     )
     scope = "erk"
+    period = 100
     until = 0.75
     fresh_momentum = True
     shared = (*Rewire.shared, "drop")
@@ -41,7 +42,7 @@ class RigL(Rewire):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int = 100,
+        every: int | Literal["auto"] = 100,
         total: int | None = None,
         drop: float = 0.3,
         **options: Unpack[RewireOptions],
@@ -52,11 +53,10 @@ class RigL(Rewire):
 
     @torch.no_grad()
     def before_update(self) -> None:
-        """Keep the gradients of a step after which connections move: some optimizers write over them (Nesterov)."""
+        """Keep the gradients of a step after which connections move."""
         super().before_update()
         if self.due(self.step + 1) and not self._frozen:
-            known = {name: target.grad for name, target in self.targets.items()}
-            self._gradients = {name: gradient.clone() for name, gradient in known.items() if gradient is not None}
+            self._gradients = self.copied_gradients()
 
     def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Drop a share of the smallest of each layer, grow as many by |gradient| (what was dropped may grow back)."""

@@ -3,13 +3,14 @@
 Defaults are the authors': Erdos-Renyi densities and a share ζ = 0.3 of each layer, once per epoch (`every=len(loader)`)
 but not after the last one. Different from the authors' code: `sparsity` is given instead of their ε and met exactly,
 new weights start at zero instead of at random values, and only their momentum starts anew (the authors rebuild the
-optimizer with the network every epoch).
+optimizer with the network every epoch). Nothing grows where it was dropped in the same update; the authors draw among
+all free places. In a layer with fewer free places than ζ times its connections, no more move than there are places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class SET(Rewire):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | None = None,
+        every: int | Literal["auto"] | None = None,
         total: int | None = None,
         zeta: float = 0.3,
         **options: Unpack[RewireOptions],

@@ -10,7 +10,7 @@ authors' code: shortcuts are pruned like every other convolution unless `targets
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from regrow.core.schedule import Schedule
 from regrow.core.weights import Memory
 from regrow.host.targets import TargetSpec
 from regrow.methods.about import About
-from regrow.methods.options import needed
+from regrow.methods.options import EPOCH, needed_period
 from regrow.methods.pruner import Pruner
 
 
@@ -37,6 +37,7 @@ class SFP(Pruner):
         budget="uniform, rounded down",
     )
     memory = Memory.SOFT
+    period = EPOCH
 
     def __init__(
         self,
@@ -44,16 +45,15 @@ class SFP(Pruner):
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int | None = None,
+        every: int | Literal["auto"] | None = None,
         criterion: Criterion = "l2",
         targets: TargetSpec = None,
         include_last: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        every = needed(self, every, "every", "the optimizer steps between masks: every=len(loader) is once per epoch")
         options: dict[str, Any] = {"targets": targets, "include_last": include_last, "group": group}
         chosen: dict[str, Any] = {"unit": "filter", "criterion": criterion, "scope": "layer"}
-        super().__init__(model, optimizer, sparsity=sparsity, every=every, **chosen, **options)
+        super().__init__(model, optimizer, sparsity=sparsity, every=needed_period(self, every), **chosen, **options)
 
     def next_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Keep the filters of largest norm in each layer."""

@@ -1,9 +1,10 @@
 """SNIP (Lee et al. 2019): one batch through the new network tells which connections the loss is sensitive to.
 
-The score |∂L/∂m| at m = 1 is |g·w|; the largest stay, once and for all, chosen over all layers together. Defaults are
-those of the common PyTorch ports: batch norm in training mode, and the weights that were scored are the ones trained.
+The score |∂L/∂m| at m = 1 is |g·w|; the largest stay, once and for all, chosen over all layers together. By default
+batch norm is in training mode and the weights that were scored are the ones trained, as in the common PyTorch port.
 Different from the authors' code: they score with batch norm in inference mode (`inference=True`) and train another
-initialisation (`Fixed(fresh_model, optimizer, pruner.masks)`).
+initialization (`Fixed(fresh_model, optimizer, pruner.masks)`). Different from both: the last linear layer stays dense,
+as in the comparison of the DPF paper; `include_last=True` prunes it as the authors and the port do.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Unpack
+from typing import Literal, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -41,7 +41,7 @@ class SparseMomentum(Rewire):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | None = None,
+        every: int | Literal["auto"] | None = None,
         total: int | None = None,
         rate: float = 0.5,
         **options: Unpack[RewireOptions],

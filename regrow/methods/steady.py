@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Required, Unpack
+from typing import Literal, Required, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class SteadyOptions(Options, total=False):
     """The options of `Pruner`."""
 
     sparsity: Required[float | Schedule]
-    every: int
+    every: int | Literal["auto"]
 
 
 class Steady(Pruner, ABC):
@@ -58,7 +58,10 @@ class Steady(Pruner, ABC):
             self._rest = round(self.total * (1 - settle))
         elif total is not None:
             check_steps("total", total)
+        self.total_steps = total
         super().__init__(model, optimizer, **options)
+        if total is not None:
+            self.warn_if_idle(self._rest if settle else total)
 
     def hold(self, target: Target) -> Weight:
         """Return what keeps ŵ and w; filters whose gradient cannot be bounded are refused before anything changes."""
@@ -75,7 +78,9 @@ class Steady(Pruner, ABC):
         if self.settle and self.step >= self._rest and not self._frozen:
             self.freeze()
         if self.stabilise:
-            bound_dead_filters([(target, self.masks[name]) for name, target in self.targets.items()], self.shards)
+            bound_dead_filters(
+                [(target, self._weights[name].left) for name, target in self.targets.items()], self.shards
+            )
         super().before_update()
 
 

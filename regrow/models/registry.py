@@ -9,13 +9,14 @@ from regrow.models.architecture import Architecture, Network, Option
 from regrow.models.densenet import DenseNet
 from regrow.models.resnet import IMAGENET_DEPTHS, CifarResNet, ImageNetResNet
 from regrow.models.small import SmallCNN
-from regrow.models.vgg import VGG16
+from regrow.models.vgg import VGG16, VGG16D
 from regrow.models.wide_resnet import WideResNet
 
 _CIFAR = (
     *(f"resnet{depth}" for depth in (8, 20, 32, 44, 56, 110)),
     *(f"wrn28-{widen}" for widen in (2, 4, 8)),
     "vgg16",
+    "vgg16-d",
     "densenet40",
     "densenet100",
     "small",
@@ -28,6 +29,7 @@ _FAMILIES: tuple[tuple[str, Callable[..., Network]], ...] = (
     (r"resnet(\d+)", CifarResNet),
     (r"wrn(\d+)-(\d+)", WideResNet),
     (r"vgg16", VGG16),
+    (r"vgg16-d", VGG16D),
     (r"densenet(\d+)", DenseNet),
     (r"small", SmallCNN),
 )
@@ -36,9 +38,10 @@ _FAMILIES: tuple[tuple[str, Callable[..., Network]], ...] = (
 def names() -> tuple[str, ...]:
     """The names that `build` knows: networks for small images first, then those in ImageNet style.
 
-    CIFAR style: `resnet8/20/32/44/56/110`, `wrn28-2/4/8`, `vgg16`, `densenet40/100`, `small`. ImageNet style
-    (7x7 stem and max-pool, best from 64 pixels): `resnet18/34/50/101/152`. `build` also takes other depths
-    and widths of these families: `resnet14` (6n+2), `wrn16-4` (6n+4), `densenet22` (6n+4).
+    CIFAR style: `resnet8/20/32/44/56/110`, `wrn28-2/4/8`, `vgg16`, `vgg16-d` (with hidden linear layers),
+    `densenet40/100`, `small`. ImageNet style (7x7 stem and max-pool, best from 64 pixels): `resnet18/34/50/101/152`.
+    `build` also takes other depths and widths of these families: `resnet14` (6n+2), `wrn16-4` (6n+4), `densenet22`
+    (6n+4).
     """
     return _CIFAR + _IMAGENET
 

@@ -31,11 +31,14 @@ class Library:
     def __init__(self, runs: Iterable[Run] = (), paths: Sequence[Path] = ()) -> None:
         self.paths = tuple(paths)
         self._outcomes: dict[tuple[str, bool], Outcome] = {}
+        self._diverged: set[tuple[str, bool]] = set()
         # Where the same training was run with and without fine-tuning, the run without it speaks for itself.
         for run in sorted(runs, key=lambda run: run.recipe.finetune_epochs > 0):
-            if run.result is None:
-                continue
             for outcome in outcomes_of(run):
+                if outcome.diverged:
+                    self._diverged.add((_address(run.recipe, outcome.finetuned), outcome.finetuned))
+                if run.result is None:
+                    continue
                 self._outcomes.setdefault((_address(run.recipe, outcome.finetuned), outcome.finetuned), outcome)
 
     @classmethod
@@ -56,6 +59,11 @@ class Library:
         if not self._outcomes:
             return None
         return self._outcomes.get((_address(recipe, finetuned), finetuned))
+
+    def diverged(self, cell: Cell) -> int:
+        """Return how many runs of `cell` diverged and have not been run to their end since."""
+        addresses = [(_address(recipe, cell.finetuned), cell.finetuned) for recipe in cell.recipes if self._diverged]
+        return sum(address in self._diverged and address not in self._outcomes for address in addresses)
 
     def outcomes(self, cell: Cell) -> list[Outcome]:
         """Return what is known of the runs of `cell`."""
@@ -89,14 +97,18 @@ class Library:
         return list(runs.values())
 
     def lacking(self, cells: Iterable[Cell]) -> list[Recipe]:
-        """Return the recipes that have to be run, each once; a fine-tuned run covers the one without fine-tuning."""
+        """Return the recipes that have to be run, each once; a fine-tuned run covers the one without fine-tuning.
+
+        Those that diverged would diverge again.
+        """
         wanted: dict[tuple[str, bool], Recipe] = {}
         for cell in sorted(cells, key=lambda cell: not cell.finetuned):
             for recipe in cell.recipes:
-                if self.outcome(recipe, finetuned=cell.finetuned) is not None:
+                address = _address(recipe, cell.finetuned), cell.finetuned
+                if address in self._outcomes or address in self._diverged:
                     continue
-                if (_address(recipe, cell.finetuned), cell.finetuned) not in wanted:
-                    wanted[_address(recipe, cell.finetuned), cell.finetuned] = recipe
+                if address not in wanted:
+                    wanted[address] = recipe
                     wanted.setdefault((_address(recipe, False), False), recipe)
         return list({recipe.key(): recipe for recipe in wanted.values()}.values())
 

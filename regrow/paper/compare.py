@@ -9,7 +9,7 @@ from typing import Any, Literal
 from regrow.paper import published
 from regrow.paper.cells import Cell, Library
 from regrow.paper.scales import Place, Scale, published_recipe
-from regrow.paper.views import as_row, number, table
+from regrow.paper.views import accuracy, as_row, table
 from regrow.report.tasks import method_title, percent
 
 
@@ -22,6 +22,8 @@ class Column:
     unit: Literal["weight", "filter"] = "weight"
     fields: tuple[tuple[str, Any], ...] = ()
     """More fields of its recipes."""
+    printed: bool = False
+    """Whether the paper's number of the method has these fields as well."""
     name: str = ""
     """Its heading, where the method's own name does not do."""
 
@@ -73,7 +75,7 @@ class Comparison:
                         "method": column.title,
                         "scale": scale.name,
                         "lr": cell.recipes[0].lr,
-                        **as_row(library.summary(cell)),
+                        **as_row(library.summary(cell), library.diverged(cell)),
                         "parameters_left": library.share(cell, "nonzeros", "parameters"),
                         "paper_network": scale.beside(place[0]),
                         "paper_mean": printed and printed[0],
@@ -84,7 +86,7 @@ class Comparison:
 
     def _lines(self, scale: Scale, library: Library, place: Place) -> list[list[str]]:
         network, sparsity = place
-        ours = [number(library.summary(column.cell(scale, place))) for column in self.columns]
+        ours = [accuracy(library, column.cell(scale, place)) for column in self.columns]
         beside = scale.beside(network)
         theirs = [_printed(beside, column, sparsity) for column in self.columns]
         lines = [[network, percent(sparsity), "ours", *ours]]
@@ -98,7 +100,7 @@ def in_print(network: str, column: Column, sparsity: float) -> tuple[float | Non
     if column.method == "dense":
         means = [row for row in rows if row.dense_mean is not None]
         return (means[0].dense_mean, means[0].dense_std) if means else None
-    if column.fields:
+    if column.fields and not column.printed:
         return None
     wanted = (method_title(column.method), sparsity, column.finetuned)
     for row in rows:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regrow.paper.cells import Cell, Library
-from regrow.paper.views import as_row, number, table
+from regrow.paper.views import accuracy, as_row, table
 from regrow.report.figures.figure import Figure, altair, compact, finish, new_chart
 from regrow.report.files import can_draw
 
@@ -36,15 +36,13 @@ class Heat:
 
     def text(self, library: Library) -> str:
         """Return the accuracies as a table."""
-        lines = [
-            [row, *(number(library.summary(self.cells[row, column])) for column in self.across)] for row in self.down
-        ]
+        lines = [[row, *(accuracy(library, self.cells[row, column]) for column in self.across)] for row in self.down]
         return table([f"{self.row} \\ {self.column}", *self.across], lines)
 
     def rows(self, library: Library) -> list[dict[str, Any]]:
         """Return the accuracies for programs."""
         return [
-            {self.row: row, self.column: column, **as_row(library.summary(cell))}
+            {self.row: row, self.column: column, **as_row(library.summary(cell), library.diverged(cell))}
             for (row, column), cell in self.cells.items()
         ]
 

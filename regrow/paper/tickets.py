@@ -107,6 +107,7 @@ def _write(
         "evaluated_on": "holdout" if recipe.holdout else "test",
         **{name: last[name] for name in _FINAL if name in last},
         **size.totals(),
+        "mask_updates": sum(epoch["refreshes"] for epoch in records),
         "still_changing": trainer.dynamics.still_changing(),
         "recipe": json.loads(json.dumps(dataclasses.asdict(recipe))),
         "versions": versions(),

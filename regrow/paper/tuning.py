@@ -56,7 +56,7 @@ class Choice:
 def tuning_recipe(scale: Scale, network: str, method: str, **fields: Any) -> Recipe:
     """Return the training that tuning varies: part of the training images is kept back and decides."""
     return scale.recipe(
-        network, method, _SPARSITY.get(method, 0.9), **{"holdout": scale.holdout, "seed": SEED, **fields}
+        network, method, _SPARSITY.get(method, scale.tuned_at), **{"holdout": scale.holdout, "seed": SEED, **fields}
     )
 
 

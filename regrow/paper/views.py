@@ -60,23 +60,32 @@ def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join([f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", *rows])
 
 
-def number(summary: Summary | None, *, digits: int = 2) -> str:
+def number(summary: Summary | None, *, diverged: int = 0, digits: int = 2) -> str:
     """Return mean ± deviation and the number of seeds; what was not run is never a number.
 
-    >>> number(Summary(69.5, 0.2, 3))
-    '69.50 ± 0.20 (3)'
+    The star is the paper's mark for trainings that do not converge.
+
+    >>> number(Summary(69.5, 0.2, 3)), number(None, diverged=2), number(Summary(69.5, None, 1), diverged=1)
+    ('69.50 ± 0.20 (3)', '★ diverged (2)', '69.50 (1, ★ 1 more diverged)')
     """
     if summary is None:
-        return NOT_RUN
+        return f"★ diverged ({diverged})" if diverged else NOT_RUN
     spread = "" if summary.std is None else f" ± {summary.std:.{digits}f}"
-    return f"{summary.mean:.{digits}f}{spread} ({summary.n})"
+    more = f", ★ {diverged} more diverged" if diverged else ""
+    return f"{summary.mean:.{digits}f}{spread} ({summary.n}{more})"
 
 
-def as_row(summary: Summary | None) -> dict[str, Any]:
+def accuracy(library: Library, cell: Cell) -> str:
+    """Return the accuracy of a cell as a table has it."""
+    return number(library.summary(cell), diverged=library.diverged(cell))
+
+
+def as_row(summary: Summary | None, diverged: int = 0) -> dict[str, Any]:
     """Return the entries of a JSON row."""
+    starred = {"diverged": diverged} if diverged else {}
     if summary is None:
-        return {"mean": None, "std": None, "seeds": 0}
-    return {"mean": summary.mean, "std": summary.std, "seeds": summary.n}
+        return {"mean": None, "std": None, "seeds": 0, **starred}
+    return {"mean": summary.mean, "std": summary.std, "seeds": summary.n, **starred}
 
 
 def tasks_of(library: Library, cells: Iterable[Cell]) -> list[Task]:

@@ -63,8 +63,8 @@ class Pending:
 
 
 def rows(task: Task, published: Lookup | None) -> list[Row]:
-    """Return the lines of the finished groups: by sparsity, then by accuracy."""
-    return [_row(entry, published) for entry in task.entries if entry.group.finished]
+    """Return the lines of the finished groups, by sparsity, then by accuracy, and of those that diverged."""
+    return [_row(entry, published) for entry in task.entries if entry.group.ended]
 
 
 def pending(task: Task) -> list[Pending]:
@@ -79,7 +79,7 @@ def _row(entry: Entry, published: Lookup | None) -> Row:
         settings=entry.settings,
         series=entry.series,
         sparsity="–" if group.level is None else _percent(group.summary("sparsity")),
-        top1=plus_minus(group.summary("top1")),
+        top1=_accuracy(group),
         top5=plus_minus(group.summary("top5")),
         seeds=len(group.outcomes),
         published=published(recipe, group.finetuned) if published else None,
@@ -88,6 +88,13 @@ def _row(entry: Entry, published: Lookup | None) -> Row:
         epochs=f"{recipe.epochs} + {recipe.finetune_epochs}" if group.finetuned else f"{recipe.epochs}",
         time=_time(group),
     )
+
+
+def _accuracy(group: Group) -> str:
+    """Return the accuracy of the runs that converged; the star is the paper's mark for those that did not."""
+    if not group.finished:
+        return "★ diverged"
+    return plus_minus(group.summary("top1")) + (f" (★ {group.diverged} more diverged)" if group.diverged else "")
 
 
 def _percent(summary: Summary | None) -> str:

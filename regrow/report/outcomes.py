@@ -62,6 +62,11 @@ class Outcome:
         return self.run.result is not None
 
     @property
+    def diverged(self) -> bool:
+        """Whether the loss or the weights became infinite or NaN before the end."""
+        return self.run.diverged is not None and (self.finetuned or self.run.diverged["phase"] == "train")
+
+    @property
     def records(self) -> list[dict[str, Any]]:
         """The epochs of training, or of fine-tuning with the one before it, from which its curve goes on."""
         training = [record for record in self.run.records if record["phase"] == "train"]
@@ -86,11 +91,18 @@ class Group:
     recipe: Recipe
     """The recipe of all of them, with seed 0."""
     outcomes: tuple[Outcome, ...]
+    diverged: int = 0
+    """How many seeds diverged, and are in no mean."""
 
     @property
     def finished(self) -> bool:
         """Whether its runs have results; a group never mixes finished and unfinished ones."""
         return self.outcomes[0].finished
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has something to report: results, or that all its runs diverged."""
+        return self.finished or self.diverged == len(self.outcomes)
 
     @property
     def finetuned(self) -> bool:
@@ -135,17 +147,18 @@ def outcomes_of(run: Run) -> list[Outcome]:
     """Return what `run` came to: training and fine-tuning are two outcomes, as in the paper's tables."""
     training = Outcome(run, identity(run.recipe, finetuned=False), finetuned=False)
     if not run.recipe.finetune_epochs:
-        return [training] if training.finished or training.records else []
+        return [training] if training.finished or training.diverged or training.records else []
     tuning = Outcome(run, identity(run.recipe, finetuned=True), finetuned=True)
-    begun = tuning.finished or len(tuning.records) > 1
-    known = training.records or "top1_before_finetuning" in (run.result or {})
+    begun = tuning.finished or tuning.diverged or len(tuning.records) > 1
+    known = training.records or training.diverged or "top1_before_finetuning" in (run.result or {})
     return [*([training] if known else []), *([tuning] if begun else [])]
 
 
 def group(runs: Iterable[Run]) -> tuple[list[Group], list[tuple[Run, Run]]]:
     """Group outcomes by everything but the seed; also return the runs that repeat another one, each with it.
 
-    A repeated run is no further seed and is not counted. Unfinished runs are left out where finished ones exist.
+    A repeated run is no further seed and is not counted. Unfinished runs are left out where finished ones exist;
+    diverged ones are counted.
     """
     outcomes: dict[str, Outcome] = {}
     repeated: list[tuple[Run, Run]] = []
@@ -162,9 +175,10 @@ def group(runs: Iterable[Run]) -> tuple[list[Group], list[tuple[Run, Run]]]:
 
 
 def _group(outcomes: list[Outcome]) -> Group:
-    finished = [outcome for outcome in outcomes if outcome.finished] or outcomes
+    diverged = [outcome for outcome in outcomes if outcome.diverged]
+    finished = [outcome for outcome in outcomes if outcome.finished] or diverged or outcomes
     ordered = sorted(finished, key=lambda outcome: outcome.recipe.seed)
-    return Group(ordered[0].recipe.changed(seed=0), tuple(ordered))
+    return Group(ordered[0].recipe.changed(seed=0), tuple(ordered), len(diverged))
 
 
 def is_dense(recipe: Recipe) -> bool:

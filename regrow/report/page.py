@@ -107,7 +107,7 @@ def _page(
         note=note,
         parts=parts,
         runs=len(runs),
-        unfinished=sum(run.result is None for run in runs),
+        unfinished=sum(run.result is None and run.diverged is None for run in runs),
         repeated=[(str(again.folder), str(first.folder)) for again, first in repeated],
         environments=environments.all(),
         version=__version__,

@@ -71,11 +71,12 @@ def _origin(entry: Entry, environments: Environments) -> Origin:
 
 
 def _source(outcome: Outcome, environments: Environments) -> Source:
-    run, top1, seconds = outcome.run, outcome.final.get("top1"), (outcome.run.result or {}).get("seconds")
+    run, top1 = outcome.run, outcome.final.get("top1")
+    seconds = (run.result or run.diverged or {}).get("seconds")
     return Source(
         folder=str(run.folder),
         seed=run.recipe.seed,
-        top1="not finished" if top1 is None else f"{top1:.2f}",
+        top1=("★ diverged" if outcome.diverged else "not finished") if top1 is None else f"{top1:.2f}",
         time="–" if seconds is None else duration(seconds),
         environment=environments.number(run),
         command=_command(run.environment.get("command") or []),

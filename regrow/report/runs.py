@@ -13,8 +13,11 @@ from typing import Any
 
 from regrow.train.config import Recipe
 from regrow.train.files import FolderError
-from regrow.train.folder import read_recipe, read_result
+from regrow.train.folder import read_divergence, read_recipe, read_result
 from regrow.train.metrics import read_metrics
+
+# One of them is in the record of a run that has ended.
+_ENDS = {"top1", "diverged"}
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,19 @@ class Run:
     """Where it is; of a line in a file of results, `file:line`."""
     recipe: Recipe
     result: Mapping[str, Any] | None
-    """What result.json holds; None while the run is not finished."""
+    """What result.json holds; None while the run is not finished, and if it diverged."""
+    diverged: Mapping[str, Any] | None = None
+    """What diverged.json holds, if the loss or the weights became infinite or NaN."""
+
+    @property
+    def _record(self) -> Mapping[str, Any]:
+        return self.result or self.diverged or {}
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
         """One record per epoch that has ended; empty where none has."""
-        if self.result is not None and "epochs" in self.result:
-            return list(self.result["epochs"])
+        if "epochs" in self._record:
+            return list(self._record["epochs"])
         try:
             return read_metrics(self.folder)
         except FileNotFoundError:
@@ -40,8 +49,8 @@ class Run:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """The machine and the software; empty where nothing was recorded."""
-        if self.result is not None and "environment" in self.result:
-            return dict(self.result["environment"])
+        if "environment" in self._record:
+            return dict(self._record["environment"])
         path = self.folder / "environment.json"
         try:
             found: dict[str, Any] = json.loads(path.read_bytes())
@@ -69,7 +78,7 @@ class Run:
 def find_runs(paths: Iterable[Path | str]) -> list[Run]:
     """Return the runs that `paths` are, or contain at any depth, in the order of their names.
 
-    A file of JSON lines holds results of finished runs, one on each line, with their curves where it has `epochs`.
+    A file of JSON lines holds results of runs that ended, one on each line, with their curves where it has `epochs`.
 
     >>> runs = find_runs(["runs"])
     """
@@ -93,7 +102,7 @@ def read_run(folder: Path | str) -> Run:
     folder = Path(folder)
     result = read_result(folder)
     if result is None:
-        return Run(folder, read_recipe(folder), None)
+        return Run(folder, read_recipe(folder), None, read_divergence(folder))
     return _finished(folder, result, str(folder / "result.json"))
 
 
@@ -109,8 +118,10 @@ def _recorded(path: Path) -> list[Run]:
 
 
 def _finished(folder: Path, result: Any, origin: str) -> Run:
-    if not isinstance(result, dict) or not isinstance(result.get("recipe"), dict) or "top1" not in result:
+    if not isinstance(result, dict) or not isinstance(result.get("recipe"), dict) or not result.keys() & _ENDS:
         raise FolderError(f"{origin} is not the result of a run: it lacks a recipe or an accuracy.")
+    if "top1" not in result:
+        return Run(folder, Recipe.of(result["recipe"], origin), None, result)
     return Run(folder, Recipe.of(result["recipe"], origin), result)
 
 

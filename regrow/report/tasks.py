@@ -84,7 +84,7 @@ def make_tasks(groups: Iterable[Group], runs: Iterable[Run]) -> list[Task]:
     for member in groups:
         found.setdefault(_task_key(member.recipe), ([], []))[0].append(member)
     for run in runs:
-        if run.result is None:
+        if run.result is None and run.diverged is None:
             found.setdefault(_task_key(run.recipe), ([], []))[1].append(run)
     tasks = [_task(members, unfinished) for members, unfinished in found.values()]
     return sorted(tasks, key=lambda task: task.slug)

@@ -22,6 +22,7 @@ Device = Literal["cpu", "cuda", "mps"]
 # Where a run happens does not change what it is.
 _NOT_IN_KEY = ("device", "threads", "parallel")
 
+
 # The methods of the package as recipes write them, so that their keys do not depend on how a name was spelt.
 _METHODS = (
     "dense",
@@ -37,6 +38,12 @@ _METHODS = (
     "sfp",
     "fixed",
     "feedback",
+    "static",
+    "acdc",
+    "granet",
+    "dsd",
+    "srste",
+    "dns",
 )
 
 # What torch's generator takes for a seed has 64 bits with a sign.
@@ -65,11 +72,13 @@ class Recipe:
     growth: int | None = None
     """Growth rate of a DenseNet. None: as in its paper (12)."""
     method: str = "dpf"
-    """dpf, incremental, oneshot, snip, dsr, sparse-momentum, set, deepr, rigl, sfp, fixed (see masks) or dense."""
+    """dpf, incremental, oneshot, snip, dsr, sparse-momentum, set, deepr, rigl, sfp, static, acdc, granet, dsd, srste,
+    dns, fixed (see masks) or dense."""
     sparsity: float = 0.9
     """Share of the targeted weights (or filters) that is pruned at the end."""
-    every: int | None = None
-    """Optimizer steps between two masks. None: as in the method's paper (16 for dpf, an epoch for most others)."""
+    every: int | Literal["auto"] | None = None
+    """Optimizer steps between mask updates. None: as in the method's paper (16 for dpf, an epoch for most others).
+    auto: the paper's number, scaled down with the length of a short training."""
     scope: Literal["global", "layer", "er", "erk", "redistributed"] | None = None
     """One threshold for all layers or one per layer: alike, by Erdos-Renyi (er, erk), or by how much the layer weighs
     (redistributed). None: as in the method's paper."""
@@ -102,7 +111,11 @@ class Recipe:
     momentum: float = 0.9
     """Nesterov momentum of SGD."""
     weight_decay: float = 1e-4
-    """Weight decay on all parameters."""
+    """Weight decay, on all parameters unless norm_decay is false."""
+    norm_decay: bool = True
+    """Whether weight decay acts on the parameters of batch norm too."""
+    label_smoothing: float = 0.0
+    """Share of each label that is spread evenly over all classes in training; 0.1 is usual on ImageNet."""
     drops: tuple[float, ...] = (0.5, 0.75)
     """Shares of training at which the learning rate drops."""
     drop_factor: float = 0.1
@@ -179,14 +192,21 @@ class Recipe:
         return "\n".join(lines) + "\n"
 
     def key(self) -> str:
-        """Return the content address: equal for recipes that describe the same run, wherever it happens."""
-        fields = {name: value for name, value in vars(self).items() if name not in _NOT_IN_KEY}
+        """Return the content address: equal for recipes that describe the same run, wherever it happens.
+
+        Only fields that differ from their defaults count, so a new field changes no key.
+        """
+        fields = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if field.name not in _NOT_IN_KEY and (value := getattr(self, field.name)) != field.default
+        }
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def takes_sparsity(self) -> bool:
-        """Whether `sparsity` has a meaning: others leave what the network, given masks or a compressor leave."""
-        return self.method not in ("dense", "fixed", "feedback")
+        """Whether `sparsity` has a meaning: others leave what the network, given masks, a compressor or N:M leave."""
+        return self.method not in ("dense", "fixed", "feedback", "srste")
 
     @property
     def prunes_filters(self) -> bool:
@@ -195,7 +215,7 @@ class Recipe:
 
     def name(self) -> str:
         """Return a readable name, such as `cifar10-resnet20-dpf90-s0`."""
-        pruned = self.method if self.method == "dense" else f"{self.method}{100 * self.sparsity:g}"
+        pruned = self.method if self.method in ("dense", "srste") else f"{self.method}{100 * self.sparsity:g}"
         # It becomes the name of a folder, which a recipe from elsewhere must not place elsewhere.
         return re.sub(r"[^\w.-]", "_", f"{self.data}-{self.model}-{pruned}-s{self.seed}")[:150]
 
@@ -248,7 +268,7 @@ def _check_types(recipe: Recipe) -> None:
         # Most fields of most recipes are defaults: thousands of recipes are checked in a moment.
         if value is getattr(Recipe, name) or _fits(value, wanted):
             continue
-        if names := _choices(wanted):
+        if (names := _choices(wanted)) and int not in get_args(wanted):
             hint = did_you_mean(str(value), names)
             raise RecipeError(f"{name} must be one of {', '.join(names)}, got {value!r}.{hint}")
         raise RecipeError(f"{name} must be {_words(wanted)}, got {value!r}")
@@ -284,7 +304,8 @@ def _words(wanted: Any) -> str:
         return f"a list, each item {_words(get_args(wanted)[0])}"
     options = [option for option in get_args(wanted) if option is not NoneType]
     names = {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
-    return names[options[0] if options else wanted] + (", or left out" if options else "")
+    words = "".join(f" or {name!r}" for name in _choices(wanted))
+    return names[options[0] if options else wanted] + words + (", or left out" if options else "")
 
 
 def _check_ranges(recipe: Recipe) -> None:
@@ -294,7 +315,7 @@ def _check_ranges(recipe: Recipe) -> None:
     }.items():
         for name in names:
             value = getattr(recipe, name)
-            if value is not None and value < least:
+            if value not in (None, "auto") and value < least:
                 raise RecipeError(f"{name} must be at least {least}, got {value}")
     if recipe.seed > _LARGEST_SEED:
         raise RecipeError(f"seed must be below 2**63, got {recipe.seed}")
@@ -309,6 +330,8 @@ def _check_ranges(recipe: Recipe) -> None:
             _check_share(name, share)
         if list(shares) != sorted(shares):
             raise RecipeError(f"{name} must be in ascending order, got {list(shares)}")
+    if not 0 <= recipe.label_smoothing < 1:
+        raise RecipeError(f"label_smoothing must be in [0, 1), got {recipe.label_smoothing:g}")
     if not 0 <= recipe.sparsity < 1:
         hint = f" Did you mean {recipe.sparsity / 100:g}?" if 1 < recipe.sparsity < 100 else ""
         raise RecipeError(f"sparsity must be in [0, 1), got {recipe.sparsity:g}.{hint}")

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from regrow import data
-from regrow.methods.registry import find_method
+from regrow.methods.registry import find_method, method_options
 from regrow.train.config import Recipe
 from regrow.train.console import make_console
 from regrow.train.events import EpochEnded, Event, Finished, Started, Stepped
@@ -157,6 +157,8 @@ def _sparsity(recipe: Recipe) -> str:
     pruned = f"{100 * recipe.sparsity:g} % of the {'filters' if recipe.prunes_filters else 'weights'}"
     if recipe.method == "oneshot":
         return f"{pruned}, all at once after {recipe.epochs} epochs"
+    if "total_steps" in method_options(find_method(recipe.method)):
+        return f"{pruned}, on the method's own schedule"
     end = recipe.ramp_share * recipe.epochs if ramps(find_method(recipe.method)) else 0
     return f"{pruned}, " + (f"reached after {end:.4g} epochs" if end else "from the first step")
 

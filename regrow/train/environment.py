@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,6 +35,7 @@ def environment(processes: int = 1) -> dict[str, Any]:
 
     return {
         "versions": versions(),
+        "commit": commit(),
         "system": platform.platform(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -45,11 +47,27 @@ def environment(processes: int = 1) -> dict[str, Any]:
     }
 
 
+def commit() -> str | None:
+    """Return the commit of the checkout that regrow runs from, marked if files differ; None if it is installed."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
+
+
 def cpu_name() -> str:
-    """Return the processor's name as the system knows it."""
+    """Return the processor's name as the system knows it, with family and model, since clouds hide the exact name."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        lines = cpuinfo.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+        facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if "model name" in facts and "cpu family" in facts:
+            return f"{facts['model name']} (family {facts['cpu family']}, model {facts.get('model')})"
+        if "model name" in facts:
+            return facts["model name"]
     return platform.processor() or platform.machine()

@@ -9,6 +9,9 @@ from typing import Any
 from regrow.train.config import Recipe
 from regrow.train.files import FolderError
 
+DIVERGED = "diverged.json"
+"""The file that a run leaves in its folder when its loss or its weights are no longer finite."""
+
 
 def read_recipe(folder: Path | str) -> Recipe:
     """Return the recipe of the run in `folder`."""
@@ -20,7 +23,15 @@ def read_recipe(folder: Path | str) -> Recipe:
 
 def read_result(folder: Path | str) -> dict[str, Any] | None:
     """Return the result of the run in `folder`, or None while it is not finished."""
-    path = Path(folder) / "result.json"
+    return _read(Path(folder) / "result.json")
+
+
+def read_divergence(folder: Path | str) -> dict[str, Any] | None:
+    """Return how the run in `folder` diverged (see `diverged`), or None if it has not."""
+    return _read(Path(folder) / DIVERGED)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
     try:
         result = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -184,13 +184,15 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = rate
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.bf16):
-            loss = F.cross_entropy(self._network(images), labels)
+            loss = F.cross_entropy(self._network(images), labels, label_smoothing=self.recipe.label_smoothing)
         count = self.sets.train.images(self.step % self.sets.steps)
         self._losses.append((self.step + 1, loss.detach(), len(labels)))
         if self.device.type == "cpu" or len(self._losses) == _LOSSES_AT_ONCE:
             self._settle_losses()
         # The mean over processes is the mean over the whole batch, though their shares of it may differ by an image.
         (loss * (len(labels) * self._world.size / count)).backward()
+        pruner = self.phase.pruner
+        updates = pruner.updates
         try:
             optimizer.step()
         except ValueError:
@@ -199,8 +201,7 @@ class Trainer:
         optimizer.zero_grad()
         self.step += 1
         self.tally.images += count
-        pruner = self.phase.pruner
-        if pruner.due(pruner.step):
+        if pruner.updates != updates:
             self.dynamics.observe(pruner.whole_masks())
 
     def _end_epoch(self, after_batch: Callable[[], None]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Adam, Optimizer
 
 from regrow import data, models
@@ -78,13 +79,23 @@ def make_model(recipe: Recipe, info: Info | None = None) -> models.Network:
 def make_optimizer(recipe: Recipe, model: nn.Module, *, kind: str, lr: float) -> Optimizer:
     """Return the optimizer in its fused form, which does one pass over the weights, where sharded ones allow it."""
     form: dict[str, Any] = {"foreach" if recipe.parallel == "fsdp" else "fused": True}
+    parameters = model.parameters() if recipe.norm_decay else _groups(model)
     if kind == "adam":
-        return Adam(model.parameters(), lr=lr, weight_decay=recipe.weight_decay, **form)
+        return Adam(parameters, lr=lr, weight_decay=recipe.weight_decay, **form)
     return SGD(
-        model.parameters(),
+        parameters,
         lr=lr,
         momentum=recipe.momentum,
         nesterov=recipe.momentum > 0,
         weight_decay=recipe.weight_decay,
         **form,
     )
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Return the parameters in two groups, of which that of batch norm has no weight decay."""
+    norms = {id(p) for module in model.modules() if isinstance(module, _BatchNorm) for p in module.parameters()}
+    return [
+        {"params": [p for p in model.parameters() if id(p) not in norms]},
+        {"params": [p for p in model.parameters() if id(p) in norms], "weight_decay": 0.0},
+    ]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core import Constant, Cubic, Masks
-from regrow.core.schedule import Schedule
+from regrow.core.schedule import Schedule, scaled_period
 from regrow.deploy.files import load_model
 from regrow.host.hints import did_you_mean
 from regrow.host.targets import find_targets, named_parameters
@@ -74,6 +74,8 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
         if default is ... and name not in options:
             raise RecipeError(f"{recipe.method} needs --options {name}=VALUE: see regrow methods {recipe.method}")
     pruner: Pruner = method(model, optimizer, **options)
+    if "total" not in options:  # who knows the length of the training has said it already
+        pruner.warn_if_idle(recipe.epochs * steps)
     if method is SFP and steps % pruner.every:
         raise RecipeError(
             f"sfp is sparse only when it has just made a mask, as it should be when it is evaluated: every must divide "
@@ -103,17 +105,25 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
         "sparsity": make_schedule(recipe, steps) if ramps(method) else recipe.sparsity,
         "at": total,
         "total": total,
+        "total_steps": total,
         "seed": recipe.seed,
     }
     if known.get("every", ...) is None and recipe.every is None:
         facts["every"] = steps  # the methods without a period of their own work once per epoch
+    if recipe.every == "auto" and "every" in known:
+        period = steps if known["every"] is None else method.period
+        end = round(recipe.ramp_share * total) if ramps(method) else None
+        period = scaled_period(period, ramp_end=end or None, total_steps=total)
+        if method is SFP:  # it is evaluated at the end of an epoch, where it must just have pruned
+            period = max(each for each in range(1, period + 1) if steps % each == 0)
+        facts["every"] = period
     return {name: value for name, value in facts.items() if name in known or name == "every"}
 
 
 def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the recipe says beyond the method's defaults; what the method cannot do is an error."""
     fields = {name: getattr(recipe, field) for field, name in _SHARED.items()}
-    given = {name: value for name, value in fields.items() if value not in (None, ())}
+    given = {name: value for name, value in fields.items() if value not in (None, (), "auto")}
     if method is Dense:  # the baseline of any recipe
         return {name: value for name, value in given.items() if name in known}
     given |= dict(map(_parse, recipe.options))

@@ -82,6 +82,8 @@ def _sooner(recipe: Recipe, steps: int) -> Recipe:
     if "every" in known:
         # SFP's period divides an epoch, in which there are `steps`.
         fields["every"] = next(n for n in range(_BATCHES, 0, -1) if method is not SFP or steps % n == 0)
-    if "at" in known:
-        fields["options"] = (*recipe.options, f"at={_BATCHES}")
+    sooner: dict[str, Any] = {"at": _BATCHES, "initial_sparsity": recipe.sparsity}
+    if "switches" in known:
+        sooner["switches"] = [0.0, *known["switches"][1:]]
+    fields["options"] = (*recipe.options, *(f"{name}={value}" for name, value in sooner.items() if name in known))
     return recipe.changed(**fields)

@@ -22,10 +22,10 @@ from regrow.train.config import Recipe
 from regrow.train.environment import environment, versions
 from regrow.train.events import EpochEnded, Event, Finished, Listener, Started, Stepped
 from regrow.train.files import FolderError, cannot_write, remove_partial, remove_shards, write_json, write_whole
-from regrow.train.folder import read_result
+from regrow.train.folder import DIVERGED, read_result
 from regrow.train.lock import locked
 from regrow.train.loop import DivergedError, StateError, make_trainer
-from regrow.train.metrics import Metrics
+from regrow.train.metrics import Metrics, read_metrics
 from regrow.train.parallel import make_mesh
 from regrow.train.signals import Stop, StoppedError, stop_requests
 from regrow.train.world import World, joined
@@ -120,11 +120,23 @@ class _Run:
         try:
             self.trainer.run(self._after_step, self._after_epoch)
         except DivergedError as error:
+            if self.world.first:
+                write_json(self.folder / DIVERGED, self._divergence(str(error)))
             raise DivergedError(f"{error}. {self._kept()}") from None
         finally:
             if self._metrics:
                 self._metrics.close()
         return self._finish()
+
+    def _divergence(self, reason: str) -> dict[str, Any]:
+        """Return the record of a run that diverged: a finding, with everything of a result but an accuracy."""
+        return {
+            **self._about(),
+            "diverged": reason,
+            "phase": self.trainer.phase.name,
+            "epoch": self.trainer.epoch,
+            "step": self.trainer.step,
+        }
 
     def _begin(self) -> None:
         state = self.world.ask_first(self._read)
@@ -210,20 +222,31 @@ class _Run:
     def _write_result(self, model: Network, costs: Account) -> dict[str, Any]:
         last = self._last or {}
         self._save_model(model)
+        about = self._about()
         result = {
-            "name": self.recipe.name(),
-            "key": self.recipe.key(),
+            "name": about.pop("name"),
+            "key": about.pop("key"),
             "evaluated_on": "holdout" if self.recipe.holdout else "test",
             **{name: last[name] for name in _FINAL if name in last},
             **costs.totals(),
+            "mask_updates": sum(epoch["refreshes"] for epoch in read_metrics(self.folder)),
             "still_changing": self.trainer.dynamics.still_changing(),
+            **about,
+        }
+        write_json(self.folder / "result.json", result)
+        (self.folder / DIVERGED).unlink(missing_ok=True)  # of an earlier try
+        return result
+
+    def _about(self) -> dict[str, Any]:
+        """Return what the run is, what it ran with and how long it took."""
+        return {
+            "name": self.recipe.name(),
+            "key": self.recipe.key(),
             "recipe": json.loads(json.dumps(dataclasses.asdict(self.recipe))),
             "versions": versions(),
             "processes": self.world.size,
             "seconds": self._elapsed(),
         }
-        write_json(self.folder / "result.json", result)
-        return result
 
     def _save_model(self, model: Network) -> None:
         path = self.folder / "model.safetensors"

@@ -23,22 +23,35 @@ def algorithm_1(
     batches: Iterator[tuple[Tensor, Tensor]],
     period: int = 16,
     per_layer: bool = False,
+    soft: bool = False,
+    decay_at_pruned: float = 0.0,
 ) -> Iterator[tuple[float, dict[str, Tensor], dict[str, Tensor]]]:
-    """Yield (loss at ŵ_t, dense w_{t+1}, m_t) for each batch; `model` only lends its structure and its buffers."""
+    """Yield (loss at ŵ_t, dense w_{t+1}, m_t) for each batch; `model` only lends its structure and its buffers.
+
+    With `soft`, ŵ = m⊙sign(w)·max(|w| − τ, 0), where τ is the largest magnitude that was pruned with the mask.
+    """
     w = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     optimizer = make_optimizer(list(w.values()))
     m: dict[str, Tensor] = {}
+    tau: dict[str, Tensor] = {}
+
+    def prune(name: str, p: Tensor) -> Tensor:
+        kept = p.sign() * (p.abs() - tau[name]).clamp(min=0) if soft else p
+        return torch.where(m[name], kept, 0.0)
+
     for t, (x, y) in enumerate(batches):
         if t % period == 0:
             groups = [[name] for name in targets] if per_layer else [targets]
             for names in groups:
                 count = round(sum(w[name].numel() for name in names) * sparsity(t))
                 m |= dict(zip(names, stable_masks([w[name].detach() for name in names], count), strict=True))
-        pruned = {name: (torch.where(m[name], p, 0.0) if name in m else p).detach() for name, p in w.items()}
+                gone = torch.cat([w[name].detach()[~m[name]] for name in names])
+                tau |= dict.fromkeys(names, torch.cat([gone.abs(), torch.zeros(1)]).max())
+        pruned = {name: (prune(name, p) if name in m else p).detach() for name, p in w.items()}
         pruned = {name: p.clone().requires_grad_() for name, p in pruned.items()}
         loss = nn.functional.cross_entropy(functional_call(model, pruned, (x,)), y)
         gradients = torch.autograd.grad(loss, list(pruned.values()))
-        for p, g in zip(w.values(), gradients, strict=True):
-            p.grad = g
+        for p, shown, g in zip(w.values(), pruned.values(), gradients, strict=True):
+            p.grad = g.add(shown.detach(), alpha=decay_at_pruned) if decay_at_pruned else g
         optimizer.step()
         yield loss.item(), {name: p.detach().clone() for name, p in w.items()}, dict(m)

@@ -91,6 +91,12 @@ METHODS = {
     "DSR": {"sparsity": 0.8, "every": 2, "total": 100, "threshold": 0.05},
     "DeepR": {"sparsity": 0.8, "total": 50},
     "SparseMomentum": {"sparsity": 0.8, "every": 10, "total": 50},
+    "Static": {"sparsity": 0.8},
+    "ACDC": {"sparsity": 0.8, "total_steps": 50},
+    "GraNet": {"sparsity": 0.8, "every": 6, "total_steps": 60},
+    "DSD": {"sparsity": 0.8, "total_steps": 60},
+    "SRSTE": {"unit": "2:4"},
+    "DNS": {"sparsity": regrow.Cubic(0.9, end=40, initial=0.3), "gamma": 0.05},
     "Dense": {},
 }
 CHOICES = {

@@ -30,6 +30,12 @@ METHODS = {
     "SFP": lambda m, o, s: regrow.SFP(m, o, sparsity=s, every=2),
     "Fixed": lambda m, o, s: regrow.Fixed(m, o, some_masks(m, s)),
     "Feedback": lambda m, o, s: regrow.Feedback(m, o, compressor="4 bits"),
+    "Static": lambda m, o, s: regrow.Static(m, o, sparsity=s),
+    "ACDC": lambda m, o, s: regrow.ACDC(m, o, sparsity=s, total_steps=TOTAL),
+    "GraNet": lambda m, o, s: regrow.GraNet(m, o, sparsity=s, every=2, total_steps=TOTAL),
+    "DSD": lambda m, o, s: regrow.DSD(m, o, sparsity=s, total_steps=TOTAL),
+    "SRSTE": lambda m, o, s: regrow.SRSTE(m, o, unit="1:2"),
+    "DNS": lambda m, o, s: regrow.DNS(m, o, sparsity=regrow.Cubic(s, end=8), gamma=0.2),
     "Dense": lambda m, o, s: regrow.Dense(m, o),
 }
 

@@ -132,16 +132,16 @@ def dsr(t, threshold, target, seed, masks, weights):
     return result, threshold
 
 
-def deepr(t, total, seed, masks, before, weights):
-    noise = math.sqrt(2 * 0.01 * 1e-5 * (1e-10) ** (t / total))
-    normal = statistics.NormalDist(0, noise)
+def deepr_noise(t, total, seed, name, count):
+    """The noise that DeepR adds to the gradients of a layer's `count` weights."""
+    normal = statistics.NormalDist(0, math.sqrt(2 * 0.01 * 1e-5 * (1e-10) ** (t / total)))
+    return [normal.inv_cdf(u) for u in draw(seed, name, t, count, "noise")]
+
+
+def deepr(t, seed, masks, before, weights):
     result = {}
     for name, active in masks.items():
-        random = draw(seed, name, t, len(weights[name]), "noise")
-        after = [
-            w + normal.inv_cdf(u) if i in active else 0.0
-            for i, (w, u) in enumerate(zip(weights[name], random, strict=True))
-        ]
+        after = [w if i in active else 0.0 for i, w in enumerate(weights[name])]
         crossed = {i for i in active if before[name][i] * after[i] < 0}
         inactive = set(range(len(after))) - active
         dropped = largest(after, crossed, min(len(crossed), len(inactive)))

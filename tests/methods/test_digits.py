@@ -54,6 +54,10 @@ METHODS = {
     "SparseMomentum": lambda m, o: regrow.SparseMomentum(m, o, sparsity=0.9, every=STEPS, total=TOTAL),
     "DSR": lambda m, o: regrow.DSR(m, o, sparsity=0.9, every=5, total=TOTAL),
     "DeepR": lambda m, o: regrow.DeepR(m, o, sparsity=0.9, total=TOTAL),
+    "Static": lambda m, o: regrow.Static(m, o, sparsity=0.9),
+    "ACDC": lambda m, o: regrow.ACDC(m, o, sparsity=0.9, total_steps=TOTAL),
+    "GraNet": lambda m, o: regrow.GraNet(m, o, sparsity=0.9, every=10, total_steps=TOTAL),
+    "DNS": lambda m, o: regrow.DNS(m, o, sparsity=regrow.Cubic(0.9, end=TOTAL // 2)),
 }
 
 

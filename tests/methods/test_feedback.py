@@ -179,6 +179,23 @@ def test_what_cannot_work_is_said():
         other.load_state_dict(state)
 
 
+def test_binary_weights_are_not_clipped_and_a_loop_can_do_it_as_binaryconnect_does():
+    w = {}
+    for clipped in (False, True):
+        model = TRAINING.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=5.0)
+        pruner = regrow.Feedback(model, optimizer, compressor="binary")
+        for _ in steps(model, optimizer, 3):
+            if clipped:
+                with pruner.dense(), torch.no_grad():
+                    for target in pruner.targets.values():
+                        target.param.clamp_(-1, 1)
+        assert all(bool((target.param.abs() == 1).all()) for target in pruner.targets.values())
+        w[clipped] = max(float(weight.abs().max()) for weight in pruner.weights.values())
+    assert w[False] > 1
+    assert w[True] == 1
+
+
 class Rounded:
     def __call__(self, w):
         return w.round(decimals=1)

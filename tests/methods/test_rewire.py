@@ -1,6 +1,7 @@
 """Drop and grow: RigL, SET, sparse momentum, DSR and DeepR against slow transcriptions, and what they never do."""
 
 import statistics
+import warnings
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import regrow
+from regrow.methods.dsr import _authors_targets
+from regrow.models import build
 from tests.methods import reference
 from tests.methods.networks import Training, steps, trainings
 
@@ -78,7 +81,7 @@ def test_masks_equal_those_of_the_slow_transcription(method, sparsity):
                 expected, threshold = reference.dsr(t, threshold, pruner.drop, 7, active, weights)
                 assert threshold == pruner.threshold
             else:
-                expected = reference.deepr(t, TOTAL, 7, active, flat(watch.before, masks), weights)
+                expected = reference.deepr(t, 7, active, flat(watch.before, masks), weights)
             assert indices(pruner.masks) == expected, t
             moved += pruner.flips
         else:
@@ -159,18 +162,40 @@ def test_deep_rewiring_keeps_no_connection_that_has_crossed_zero(training, spars
         masks = pruner.masks.clone()
 
 
-@pytest.mark.parametrize(("method", "forgets"), [("RigL", True), ("SET", True), ("DeepR", True), ("DSR", False)])
-def test_momentum_of_new_connections_starts_anew_where_the_authors_do_so(method, forgets):
-    model, optimizer, _, pruner = attach(method, sparsity=0.6)
+@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adamax])
+@pytest.mark.parametrize("method", ["RigL", "SET", "DeepR", "DSR"])
+def test_the_optimizer_has_gathered_nothing_for_new_connections(method, optimizer_class):
+    """RigL and SET reset it; at DSR's and DeepR's authors inactive weights receive no gradient in the first place."""
+    model = TRAINING.model()
+    extra = {"momentum": 0.9} if optimizer_class is torch.optim.SGD else {}
+    extra |= {"amsgrad": True} if optimizer_class is torch.optim.Adam else {}
+    optimizer = optimizer_class(model.parameters(), lr=0.05, **extra)
+    pruner = METHODS[method](model, optimizer, sparsity=0.6)
     masks, grown = pruner.masks.clone(), 0
     for _ in steps(model, optimizer, 8):
         for name, mask in pruner.masks.items():
             new = mask & ~masks[name]
-            buffer = optimizer.state[dict(model.named_parameters())[name]]["momentum_buffer"]
-            assert not (forgets and buffer[new].any())
-            grown += int(torch.count_nonzero(buffer[new])) if not forgets else int(new.sum())
+            state = optimizer.state[pruner.targets[name].param]
+            gathered = [value for value in state.values() if value.shape == mask.shape]
+            assert gathered
+            assert not any(value[new].any() for value in gathered)
+            grown += int(new.sum())
         masks = pruner.masks.clone()
     assert grown > 0
+
+
+def test_the_first_step_of_a_connection_that_dsr_grows_is_that_of_its_own_gradient():
+    model, optimizer, watch, pruner = attach("DSR", sparsity=0.6)
+    masks, new, seen = pruner.masks.clone(), {}, 0
+    for _ in steps(model, optimizer, 8):
+        for name, grown in new.items():
+            stayed = grown & pruner.masks[name]
+            weight = pruner.weights[name]
+            assert torch.allclose(weight[stayed], -0.1 * watch.gradients[name][stayed], atol=1e-7)
+            seen += int(stayed.sum())
+        new = {name: mask & ~masks[name] for name, mask in pruner.masks.items()}
+        masks = pruner.masks.clone()
+    assert seen > 0
 
 
 @pytest.mark.parametrize(
@@ -182,6 +207,31 @@ def test_rewiring_stops_when_the_authors_stop(method, last):
     assert due[-1] == last
     if method == "DSR":
         assert due == [0, 1, 2, 4, 8]  # the period 1 doubles at steps 1.5, 4.8 and 8.4 of 12
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (regrow.DSR, {"every": 100, "total": 315}),  # doubled three times: 100, 200, 400 and 800 miss every stretch
+        (regrow.RigL, {"every": 100, "total": 130}),  # ends at step 97.5
+        (regrow.SET, {"every": 50, "total": 50}),  # not at the end
+        (regrow.SparseMomentum, {"every": 50, "total": 50}),
+        (regrow.DPF, {"every": 16, "total": 15}),
+        (regrow.DPF, {"every": 90, "total": 90, "settle": 0.1}),  # rests from step 81 on
+    ],
+)
+def test_a_pruner_with_no_mask_update_in_a_known_length_says_so(method, options):
+    model = TRAINING.model()
+    name, every, total = method.__name__, options["every"], options["total"]
+    known = total if "settle" not in options else 81
+    message = rf"no mask update of {name} falls due in this training \(steps: {known}, every={every}\)"
+    with pytest.warns(UserWarning, match=message):
+        pruner = method(model, TRAINING.optimizer(model), sparsity=0.5, **options)
+    assert not any(pruner.due(t) for t in range(1, known + 1))
+    pruner.detach()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method(model, TRAINING.optimizer(model), sparsity=0.5, **(options | {"every": max(1, every // 20)}))
 
 
 @pytest.mark.parametrize("form", [{"foreach": True}, {"fused": True}])
@@ -239,16 +289,21 @@ def test_deep_rewiring_with_weight_decay_is_warned_of():
         regrow.DeepR(model, TRAINING.optimizer(model), sparsity=0.5, total=10)
 
 
-def test_deep_rewiring_shakes_active_weights_with_the_noise_of_the_temperature():
+@pytest.mark.parametrize("lr", [1.0, 0.1])
+def test_deep_rewiring_adds_the_noise_of_the_temperature_to_the_gradient_of_active_weights(lr):
+    """As the variant that DSR was compared with does: what reaches a weight is scaled by the learning rate."""
     model = nn.Linear(200, 50, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     nn.init.constant_(model.weight, 1.0)
     pruner = regrow.DeepR(model, optimizer, sparsity=0.5, total=10, l1=0.25, include_last=True)
     model.weight.grad = torch.zeros_like(model.weight)
     optimizer.step()
     active = model.weight[pruner.masks["weight"]].detach()
-    assert active.mean().item() == pytest.approx(0.75, abs=1e-5)  # lr · l1 towards zero
-    assert active.std().item() == pytest.approx((2 * 0.01 * 1e-5 * 1e-10**0.1) ** 0.5, rel=0.05)
+    assert active.mean().item() == pytest.approx(1 - 0.25 * lr, abs=1e-5)  # lr · l1 towards zero
+    assert active.std().item() == pytest.approx(lr * (2 * 0.01 * 1e-5 * 1e-10**0.1) ** 0.5, rel=0.05)
+    noise = torch.tensor(reference.deepr_noise(1, 10, 0, "weight", model.weight.numel())).view_as(model.weight)
+    expected = 1 - lr * (0.25 + noise[pruner.masks["weight"]])
+    assert torch.allclose(active, expected.float(), atol=2e-7)
     assert statistics.fmean((active - active.mean()).sign().tolist()) == pytest.approx(0, abs=0.05)
 
 
@@ -273,6 +328,27 @@ def test_default_targets_are_those_of_the_authors():
     assert set(pruners["RigL"].targets) == set(names) - {names[-1]}
 
 
+def test_dsr_can_leave_as_much_of_resnet50_as_at_its_authors():
+    """They keep the last layer sparse there: 7.38 M and 5.10 M parameters are left (the paper: 7.30 M and 5.10 M)."""
+    model = build("resnet50", classes=1000)
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    sparse = sum(sizes[name] for name in _authors_targets(model, include_last=True))
+    left = [(sum(sizes.values()) - sparsity * sparse) / 1e6 for sparsity in (0.8, 0.9)]
+    assert left == pytest.approx([7.38, 5.10], abs=0.005)
+
+
+def test_the_steps_at_which_dsr_doubles_its_period_can_be_chosen():
+    model = TRAINING.model()
+    optimizer = TRAINING.optimizer(model)
+    pruner = regrow.DSR(model, optimizer, sparsity=0.5, every=10, total=800, doublings=(0.25, 0.5, 0.75))
+    due = [t for t in range(1, 801) if pruner.due(t)]
+    assert due == [*range(10, 200, 10), *range(200, 400, 20), *range(400, 600, 40), *range(640, 760, 80)]
+    assert due[-1] == 720
+    pruner.detach()
+    with pytest.raises(ValueError, match=r"each of doublings must be a share in \[0, 1\], got 25"):
+        regrow.DSR(model, optimizer, sparsity=0.5, total=800, doublings=(25, 50))
+
+
 def test_the_projections_of_attention_are_no_shortcuts():
     names = ["embed", "q_proj", "k_proj", "out_proj"]
     model = nn.ModuleDict({name: nn.Linear(8, 8) for name in names} | {"head": nn.Linear(8, 2)})
@@ -282,8 +358,6 @@ def test_the_projections_of_attention_are_no_shortcuts():
 
 
 def regrow_resnet():
-    from regrow.models import build
-
     return build("wrn10-1")
 
 

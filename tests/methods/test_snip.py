@@ -90,6 +90,14 @@ def test_the_authors_score_in_inference_mode_and_train_another_initialisation():
     assert fixed.masks.kept == pruner.masks.kept
 
 
+def test_the_last_layer_stays_dense_as_in_the_comparison_unless_it_is_included_as_at_the_authors():
+    for include_last in (False, True):
+        model = TRAINING.model()
+        pruner = regrow.SNIP(model, TRAINING.optimizer(model), sparsity=0.5, include_last=include_last)
+        [*_, last] = [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
+        assert (last in pruner.targets) == include_last
+
+
 def test_inference_mode_without_a_loss_is_refused():
     model = TRAINING.model()
     with pytest.raises(ValueError, match="inference=True needs loss="):

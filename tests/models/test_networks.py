@@ -30,6 +30,7 @@ def conv_weights(network: nn.Module) -> int:
         ("wrn40-4", 10, 8_949_210),  # 8.9 M
         ("densenet100", 10, 769_162),  # 0.8 M in Huang et al.
         ("vgg16", 10, 14_724_042),  # 14.7 M
+        ("vgg16-d", 10, 15_251_402),  # 15.25 M in the code of SNIP, Sparse Momentum and DPF's authors
         ("resnet18", 1000, 11_689_512),  # the ImageNet networks as torchvision counts them
         ("resnet34", 1000, 21_797_672),
         ("resnet50", 1000, 25_557_032),  # 25.56 M in the DPF paper

@@ -56,7 +56,7 @@ def test_a_gap_between_two_machines_decides_only_beyond_what_the_machines_make_o
 
 
 def test_what_two_machines_make_of_a_training_is_what_the_results_say():
-    rows = [json.loads(line) for line in (page.RESULTS / "digits" / "small.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (page.RESULTS / "machines" / "digits.jsonl").read_text().splitlines()]
     same: dict[str, dict[str, float]] = {}
     for row in rows:
         training = {name: value for name, value in row["recipe"].items() if not name.startswith("finetune")}
@@ -114,7 +114,7 @@ def _pruned(seed: int, method: str, top1: float, unit: str | None = None, **chan
 
 
 def test_filters_are_compared_with_the_sizes_beside_the_accuracies():
-    found = {claim.title: claim for claim in claims(find_scale("cpu"), Library.read([page.RESULTS]))}
+    found = {claim.title: claim for claim in claims(find_scale("jpeg"), Library.read([page.RESULTS]))}
     filters = found["Beyond the paper: on whole filters DPF with `stabilise` is ahead"]
 
     assert "97.4 %, 98.2 %" in filters.evidence
@@ -122,7 +122,7 @@ def test_filters_are_compared_with_the_sizes_beside_the_accuracies():
 
 
 def test_a_mask_that_another_run_found_is_not_compared_with_this_one():
-    library, scale = Library.read([page.RESULTS]), find_scale("cpu")
+    library, scale = Library.read([page.RESULTS]), find_scale("jpeg")
     (claim,) = (each for each in claims(scale, library) if each.title == "DPF's mask is no lottery ticket")
 
     assert claim.evidence.count("other mask") == 2
@@ -130,7 +130,7 @@ def test_a_mask_that_another_run_found_is_not_compared_with_this_one():
 
 
 def test_without_results_no_claim_is_called_reproduced():
-    assert {claim.verdict for claim in claims(find_scale("cpu"), Library())} == {"not run"}
+    assert {claim.verdict for claim in claims(find_scale("jpeg"), Library())} == {"not run"}
 
 
 @pytest.mark.skipif(not tuning.CHOICES.exists(), reason="nothing was tuned")

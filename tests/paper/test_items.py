@@ -5,12 +5,16 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from regrow import models
 from regrow.paper import published
 from regrow.paper.cells import Library
 from regrow.paper.items import all_items, find_item
 from regrow.paper.scales import find_scale
 from regrow.paper.tuning import to_tune
+from regrow.paper.views import accuracy
+from regrow.report.runs import Run
 from regrow.train.config import Recipe, RecipeError
 
 ITEMS = sorted(all_items())
@@ -30,6 +34,39 @@ def test_what_was_not_run_is_named_so_and_has_no_number(name, scale):
     assert re.search("not run", view.text, re.IGNORECASE)
     assert all(row.get("mean") is None for row in view.rows)
     assert not view.figures
+
+
+def test_a_training_that_diverged_has_the_papers_star_and_is_not_run_again():
+    scale = find_scale("cpu")
+    cells = find_item("table1").cells(scale, Library())
+    [cell] = [cell for cell in cells if (cell.recipes[0].method, cell.recipes[0].sparsity) == ("dsr", 0.95)]
+    runs = [Run(Path("r"), recipe, None, {"diverged": "the loss is nan", "phase": "train"}) for recipe in cell.recipes]
+    library = Library(runs)
+    view = find_item("table1").view(scale, library)
+    [row] = [row for row in view.rows if (row["method"], row["sparsity"]) == ("DSR", 0.95)]
+
+    assert "| ★ diverged (3) |" in view.text
+    assert (row["mean"], row["seeds"], row["diverged"]) == (None, 0, 3)
+    assert not {recipe.key() for recipe in library.lacking(cells)} & {recipe.key() for recipe in cell.recipes}
+    assert accuracy(Library([*runs[1:], finished(cell.recipes[0])]), cell) == "60.00 (1, ★ 2 more diverged)"
+
+
+def finished(recipe):
+    return Run(Path("f"), recipe, {"top1": 60.0})
+
+
+def test_sparse_momentum_on_imagenet_leaves_the_last_layer_dense_as_the_papers_parameters_say():
+    recipes = [recipe for recipe in lacking("table3", "paper") if recipe.method == "sparse-momentum"]
+    view = find_item("table3").view(find_scale("paper"), Library())
+    printed = {row["sparsity"]: row["paper_top1"] for row in view.rows if row["method"] == "SparseMomentum"}
+    with torch.device("meta"):
+        model = models.build("resnet50", classes=1000)
+    last = max(parameter.numel() for name, parameter in model.named_parameters() if name.startswith("fc"))
+    rows = [row for row in published.table("imagenet") if row.method == "SparseMomentum"]
+
+    assert {recipe.include_last for recipe in recipes} == {False}
+    assert printed == {0.8: 74.59, 0.9: 72.65}
+    assert all(row.parameters > last + (1 - row.sparsity) * (25_557_032 - last) for row in rows)
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 6])
@@ -73,14 +110,15 @@ def test_a_run_with_fine_tuning_stands_for_the_training_without():
 def test_the_cpu_scale_trains_the_recipe_that_the_command_line_trains():
     [recipe] = [r for r in lacking("scope", "cpu") if (r.scope, r.sparsity, r.seed) == ("layer", 0.9, 1)]
 
-    assert (recipe.model, recipe.stem_stride, recipe.epochs, recipe.channels_last) == ("resnet8", 2, 8, True)
+    assert (recipe.model, recipe.every, recipe.epochs, recipe.channels_last) == ("resnet20", "auto", 12, True)
 
 
 def test_the_usual_period_is_the_methods_own_so_that_its_run_is_shared():
     shared = {recipe.key() for recipe in lacking("scope", "cpu")}
 
-    assert {recipe.every for recipe in lacking("period-sparsity", "cpu")} == {None, 1, 64, 256}
-    assert [recipe.every for recipe in lacking("period-sparsity", "cpu") if recipe.key() in shared] == [None] * 3
+    assert {recipe.every for recipe in lacking("period-sparsity", "cpu")} == {"auto", 16, 64, 256}
+    assert [recipe.every for recipe in lacking("period-sparsity", "cpu") if recipe.key() in shared] == ["auto"] * 3
+    assert {recipe.every for recipe in lacking("period-sparsity", "paper")} == {None, 1, 2, 4, 8, 32, 64}
 
 
 def test_misspelt_items_and_scales_are_errors_that_name_the_nearest():
@@ -100,7 +138,7 @@ def test_every_item_knows_what_to_tune(name):
 
 
 def test_a_run_without_fine_tuning_speaks_for_itself_whatever_comes_first(tmp_path):
-    rows = [json.loads(line) for line in (RESULTS / "tuning" / "cifar10-resnet8.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (RESULTS / "tuning" / "jpeg-resnet8.jsonl").read_text().splitlines()]
     same = [row for row in rows if row["recipe"]["method"] == "dpf" and row["recipe"]["lr"] == 0.2]
     plain = [row for row in same if row["recipe"]["finetune_epochs"] == 0]
     assert len(plain) == 1

@@ -17,7 +17,7 @@ COUNTS = {
     "cifar10-structured": 46,
 }
 NETWORKS = {
-    "VGG16-D": "vgg16",
+    "VGG16-D": "vgg16-d",
     "ResNet-20": "resnet20",
     "ResNet-32": "resnet32",
     "ResNet-56": "resnet56",
@@ -53,8 +53,8 @@ def test_numbers_copied_by_hand_are_found_where_they_belong():
     assert (found["resnet56", "DSR", 0.9].mean, found["resnet56", "DSR", 0.9].dense_mean) == (93.78, 94.51)
     assert found["wrn28-4", "SparseMomentum", 0.975].mean == 93.80
     assert found["resnet20", "DSR", 0.95].outcome == "diverged"
-    assert found["vgg16", "DSR", 0.95].outcome == "unreported"
-    assert found["vgg16", "DSR", 0.95].mean is None
+    assert found["vgg16-d", "DSR", 0.95].outcome == "unreported"
+    assert found["vgg16-d", "DSR", 0.95].mean is None
 
     gale = [row for row in published.table("imagenet") if row.source == "Gale et al. 2019"]
     assert [(row.method, row.mean, row.dense_mean, row.reached, row.parameters) for row in gale] == [

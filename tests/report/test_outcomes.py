@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regrow.report.outcomes import Summary, group
+from benchmarks.collect import add, record
+from regrow.report.leaderboard import rows
+from regrow.report.outcomes import Summary, group, outcomes_of
 from regrow.report.runs import Run, find_runs, read_run
 from regrow.report.tasks import make_tasks
 from regrow.report.text import plus_minus
 from regrow.train.config import Recipe, RecipeError
 from regrow.train.files import FolderError
+from regrow.train.loop import DivergedError
+from regrow.train.run import run
 from regrow.train.text import quantity
 from tests.report.conftest import QUICK
 
@@ -25,6 +29,11 @@ ACCURACIES = st.floats(0, 100)
 def finished(recipe: Recipe, **result: float) -> Run:
     """A run of which nothing but the result is known."""
     return Run(Path(recipe.name()), recipe, {"top1": 50.0, "sparsity": recipe.sparsity, **result})
+
+
+def diverged(recipe: Recipe, phase: str = "train") -> Run:
+    """A run whose loss became NaN."""
+    return Run(Path(recipe.name()), recipe, None, {"diverged": "the loss is nan", "phase": phase, "recipe": {}})
 
 
 def entries(runs: list[Run]):
@@ -46,6 +55,40 @@ def test_one_seed_has_no_deviation_and_says_so():
     assert plus_minus(Summary.of([71.0])) == "71.00"
     assert plus_minus(Summary.of([71.0, 73.0])) == "72.00 ± 1.41"
     assert plus_minus(None) == "–"
+
+
+def test_runs_that_diverged_are_a_line_of_the_table_with_the_papers_star():
+    runs = [diverged(QUICK.changed(seed=seed)) for seed in (0, 1)]
+    (task,) = make_tasks(group(runs)[0], runs)
+    assert not task.unfinished
+    (row,) = rows(task, None)
+    assert (row.top1, row.seeds, row.sparsity) == ("★ diverged", 2, "–")
+
+
+def test_a_seed_that_diverged_is_counted_beside_those_that_converged_and_in_no_mean():
+    runs = [finished(QUICK, top1=60.0), finished(QUICK.changed(seed=1), top1=62.0), diverged(QUICK.changed(seed=2))]
+    (task,) = make_tasks(group(runs)[0], runs)
+    (row,) = rows(task, None)
+    assert (row.top1, row.seeds) == ("61.00 ± 1.41 (★ 1 more diverged)", 2)
+
+
+def test_a_run_that_diverged_in_fine_tuning_did_not_diverge_in_training():
+    recipe = QUICK.changed(finetune_epochs=1)
+    first, second = diverged(recipe), diverged(recipe, "finetune")
+    assert [(outcome.finetuned, outcome.diverged) for outcome in outcomes_of(first)] == [(False, True), (True, True)]
+    assert [(outcome.finetuned, outcome.diverged) for outcome in outcomes_of(second)] == [(True, True)]
+
+
+def test_a_real_run_that_diverges_is_found_in_its_folder_and_in_a_file_of_results(tmp_path):
+    with pytest.raises(DivergedError):
+        run(QUICK.changed(lr=1e30), tmp_path / "run")
+    add([record(tmp_path / "run")], tmp_path / "results.jsonl")
+    for found in find_runs([tmp_path / "run", tmp_path / "results.jsonl"]):
+        assert found.result is None
+        assert "at step" in found.diverged["diverged"]
+        assert found.environment["system"]
+    (task,) = make_tasks(group([found])[0], [found])
+    assert [row.top1 for row in rows(task, None)] == ["★ diverged"]
 
 
 @given(accuracies=st.lists(ACCURACIES, min_size=1, max_size=4), order=st.randoms())

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from regrow.data import names as data_names
 from regrow.methods.registry import find_method, imported_methods
 from regrow.train.catalog import describe, load_recipe, recipe_names
 from regrow.train.config import Recipe, RecipeError
+from regrow.train.parts import make_model, make_optimizer
 from regrow.train.rates import Rate, training_rate
 
 
@@ -68,6 +70,31 @@ def test_the_key_tells_runs_apart_and_does_not_ask_where_they_happen():
         assert recipe.changed(**{field: value}).key() != recipe.key()
 
 
+def test_options_that_were_added_later_count_only_when_they_are_set():
+    recipe = Recipe()
+    fields = {name: value for name, value in vars(recipe).items() if name not in ("norm_decay", "label_smoothing")}
+    assert Recipe.of(fields).key() == recipe.key()
+    assert len({recipe.changed(label_smoothing=share).key() for share in (0.0, 0.1, 0.2)}) == 3
+    assert recipe.changed(norm_decay=False).key() != recipe.key()
+
+
+def test_weight_decay_spares_batch_norm_if_asked_to():
+    for kind in ("sgd", "adam"):
+        recipe = Recipe(weight_decay=0.01, norm_decay=False)
+        model = make_model(recipe)
+        spared = {
+            id(parameter)
+            for group in make_optimizer(recipe, model, kind=kind, lr=0.1).param_groups
+            for parameter in group["params"]
+            if group["weight_decay"] == 0
+        }
+        norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+        assert norms
+        assert spared == {id(parameter) for module in norms for parameter in module.parameters()}
+        [everything] = make_optimizer(recipe.changed(norm_decay=True), model, kind=kind, lr=0.1).param_groups
+        assert (everything["weight_decay"], len(everything["params"])) == (0.01, len(list(model.parameters())))
+
+
 def test_steps_too_short_to_share_have_one_thread_and_the_runs_are_the_same():
     assert load_recipe("digits").threads == 1
     assert load_recipe("digits").key() == Recipe(data="digits", model="small", epochs=30, batch=64, lr=0.1).key()
@@ -77,6 +104,7 @@ def test_steps_too_short_to_share_have_one_thread_and_the_runs_are_the_same():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"label_smoothing": 1.0}, "label_smoothing must be in .* got 1"),
         ({"sparsity": 90}, "Did you mean 0.9"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"seed": 2**63}, r"seed must be below 2\*\*63, got 9223372036854775808"),

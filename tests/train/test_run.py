@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import warnings
 
 import pytest
 import torch
@@ -12,12 +13,18 @@ from regrow.train.config import Recipe, RecipeError
 from regrow.train.events import EpochEnded, Finished, Started
 from regrow.train.files import FolderError
 from regrow.train.folder import read_recipe, read_result
+from regrow.train.loop import make_trainer
 from regrow.train.metrics import read_metrics
 from regrow.train.run import run
 
 QUICK = Recipe(data="digits", model="small", width=4, epochs=3, batch=256, threads=1)
 
-METHODS = ("dense", "dpf", "incremental", "oneshot", "snip", "dsr", "sparse-momentum", "set", "deepr", "rigl", "sfp")
+METHODS = (
+    *("dense", "dpf", "incremental", "oneshot", "snip", "dsr", "sparse-momentum", "set", "deepr", "rigl", "sfp"),
+    *("static", "acdc", "granet", "dsd", "srste", "dns"),
+)
+ENDS = {"dense": 0, "dsd": 0, "srste": 0.5}
+"""The sparsity that a method ends with, where it is not the one that was requested."""
 
 
 def test_a_run_leaves_recipe_environment_metrics_model_and_result(tmp_path):
@@ -59,7 +66,29 @@ def test_one_shot_prunes_after_the_last_step_of_training_and_is_then_fine_tuned(
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_ends_at_the_requested_sparsity(tmp_path, method):
     result = run(QUICK.changed(method=method, sparsity=0.75, epochs=2, batch=64), tmp_path / "run")
-    assert result["sparsity"] == pytest.approx(0 if method == "dense" else 0.75, abs=5e-3)
+    assert result["sparsity"] == pytest.approx(ENDS.get(method, 0.75), abs=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "message"),
+    [
+        ("dsr", {}, r"no mask update of DSR falls due in this training \(steps: 12, every=100\)"),
+        ("dpf", {}, r"no mask update of DPF falls due in this training \(steps: 12, every=16\)"),
+        ("incremental", {"every": 20}, r"no mask update of Incremental falls .* \(0.0% sparsity\) stay to the end"),
+        ("oneshot", {"options": ("at=13",)}, "OneShot never prunes: at=13 is beyond the 12 steps of this training"),
+    ],
+)
+def test_a_recipe_too_short_for_a_mask_update_is_warned_of_once(method, fields, message):
+    with pytest.warns(UserWarning, match=message) as said:
+        make_trainer(QUICK.changed(method=method, epochs=2, **fields))
+    assert len(said) == 1
+
+
+def test_recipes_with_mask_updates_and_methods_that_need_none_are_not_warned_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for method in ("dense", "dpf", "incremental", "oneshot", "snip", "sparse-momentum", "set", "sfp"):
+            make_trainer(QUICK.changed(method=method, epochs=4))
 
 
 @pytest.mark.parametrize(
@@ -180,6 +209,20 @@ def test_two_runs_of_one_recipe_end_with_the_same_bits_and_another_seed_does_not
         run(recipe, tmp_path / name)
     a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
     assert a == b != c
+
+
+def test_smoothed_labels_are_trained_on_and_plain_ones_evaluated():
+    """The loss is (1 - s) times that of the label plus s times the mean over all classes."""
+    images, labels = next(iter(make_trainer(QUICK).sets.train.epoch(0, 0)))
+    losses = {}
+    for share in (0.0, 0.3):
+        trainer = make_trainer(QUICK.changed(method="dense", label_smoothing=share))
+        logs = torch.log_softmax(trainer.model(images), dim=1)
+        expected = (1 - share) * -logs[range(len(labels)), labels].mean() - share * logs.mean()
+        trainer._train_batch(images, labels)
+        losses[share] = trainer.tally.loss / len(labels)
+        assert losses[share] == pytest.approx(expected.item(), rel=1e-5)
+    assert losses[0.0] != losses[0.3]
 
 
 def test_held_out_images_are_what_is_evaluated(tmp_path):

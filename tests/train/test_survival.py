@@ -1,8 +1,10 @@
 """Runs that are killed, stopped or out of room go on to the same bits."""
 
 import io
+import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -15,7 +17,7 @@ from rich.console import Console
 from regrow.train import checkpoint
 from regrow.train.display import Display
 from regrow.train.files import FolderError
-from regrow.train.folder import read_result
+from regrow.train.folder import read_divergence, read_result
 from regrow.train.lock import locked
 from regrow.train.loop import DivergedError
 from regrow.train.metrics import read_metrics
@@ -144,6 +146,24 @@ def test_a_loss_that_is_no_number_stops_with_the_step_and_keeps_the_last_good_ch
     state = checkpoint.load(tmp_path / "run" / "checkpoint.pt")["trainer"]
     assert state["step"] >= 2 * 21
     assert all(bool(torch.isfinite(weight).all()) for weight in state["model"].values())
+
+
+def test_a_run_that_diverges_leaves_a_record_and_its_result_takes_the_records_place(tmp_path):
+    recipe = RECIPE.changed(drop_factor=1e30, drops=[0.5])
+    with pytest.raises(DivergedError):
+        run(recipe, tmp_path / "run")
+    assert read_result(tmp_path / "run") is None
+    record = read_divergence(tmp_path / "run")
+    assert (record["key"], record["phase"], record["epoch"]) == (recipe.key(), "train", 2)
+    assert re.match(r"(the loss is|.* is no longer finite) .*at step \d+ \(epoch 3", record["diverged"])
+    assert "top1" not in record
+    done = tmp_path / "done"
+    done.mkdir()
+    run(RECIPE, done / "run")
+    (done / "run" / "result.json").unlink()
+    (done / "run" / "diverged.json").write_text(json.dumps(record))
+    run(RECIPE, done / "run")
+    assert read_divergence(done / "run") is None
 
 
 def test_a_run_that_diverges_at_once_says_that_there_is_no_checkpoint(tmp_path):

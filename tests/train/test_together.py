@@ -19,7 +19,7 @@ from regrow.train.run import run
 from regrow.train.signals import StoppedError
 from regrow.train.world import joined
 from tests.train.processes import RECIPE, outcome, stop_at_first_checkpoint, train, wait_for
-from tests.train.test_run import METHODS
+from tests.train.test_run import ENDS, METHODS
 from tests.train.together import run_together, start_together
 
 QUICK = RECIPE.changed(epochs=2)
@@ -40,7 +40,7 @@ def test_every_method_trains_on_two_processes_and_leaves_what_a_run_of_one_leave
         result = read_result(tmp_path / method)
         assert list(result) == list(alone)
         assert (result["processes"], alone["processes"]) == (2, 1)
-        assert result["sparsity"] == pytest.approx(0 if method == "dense" else 0.75, abs=5e-3)
+        assert result["sparsity"] == pytest.approx(ENDS.get(method, 0.75), abs=5e-3)
         assert [list(record) for record in read_metrics(tmp_path / method)] == [
             list(record) for record in read_metrics(tmp_path / "alone")
         ]

@@ -18,7 +18,7 @@ from regrow.paper.items.settings import period_sparsity
 from regrow.paper.items.theorems import read_theorems
 from regrow.paper.scales import Scale
 from regrow.paper.verdict import MACHINES, SIZE, Verdict, difference
-from regrow.paper.views import NOT_RUN, View, number, table
+from regrow.paper.views import NOT_RUN, View, accuracy, table
 from regrow.report.tasks import percent
 
 RULE = f"""
@@ -143,8 +143,8 @@ def _tickets(scale: Scale, library: Library) -> Claim:
     mine = compute_of_dpf(library, dpf)
     ticket = Cell(tuple(search.level(sparsity) for search in searches))
     lines = [
-        ["DPF", number(library.summary(dpf)), NOT_RUN if mine is None else f"{mine:.2f}"],
-        ["lottery ticket", number(library.summary(ticket)), NOT_RUN if spent is None else f"{spent:.2f}"],
+        ["DPF", accuracy(library, dpf), NOT_RUN if mine is None else f"{mine:.2f}"],
+        ["lottery ticket", accuracy(library, ticket), NOT_RUN if spent is None else f"{spent:.2f}"],
     ]
     if mine is None or spent is None:
         verdict = OPEN
@@ -180,7 +180,7 @@ def claims(scale: Scale, library: Library) -> list[Claim]:
         _compared("Beyond the paper: DPF is ahead of SET and RigL at 90 %", pairs.further(scale), library),
         _compared("Beyond the paper: DPF with a mask at every step is ahead", pairs.every_step(scale), library),
         _compared(
-            "Beyond the paper: DPF with a mask at every step that settles is ahead",
+            "Beyond the paper: DPF with masks at every step that settle is ahead",
             pairs.settled_every_step(scale),
             library,
         ),

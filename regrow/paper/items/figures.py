@@ -10,7 +10,7 @@ from regrow.paper.compare import Comparison, explained, places_of
 from regrow.paper.item import Item
 from regrow.paper.items.tables import RATIOS, REWIRING, SPARSITIES, STRUCTURED
 from regrow.paper.scales import Scale
-from regrow.paper.views import View, as_row, dynamics, layers, number, speeds, table, tasks_of, tradeoffs
+from regrow.paper.views import View, accuracy, as_row, dynamics, layers, number, speeds, table, tasks_of, tradeoffs
 from regrow.report.figures.figure import Figure, altair, compact, finish, new_chart, series_scales
 from regrow.report.files import can_draw
 from regrow.report.outcomes import Summary
@@ -72,11 +72,12 @@ def _width_view(scale: Scale, library: Library) -> View:
         for key, cell in cells.items()
     }
     lines = [
-        [network, percent(sparsity), _count(left), _count(macs), number(top1)]
-        for (network, sparsity), (top1, left, macs) in found.items()
+        [network, percent(sparsity), _count(left), _count(macs), accuracy(library, cells[network, sparsity])]
+        for (network, sparsity), (_, left, macs) in found.items()
     ]
     rows: list[dict[str, Any]] = [
-        {"network": network, "sparsity": sparsity, "scale": scale.name, **as_row(top1)}
+        {"network": network, "sparsity": sparsity, "scale": scale.name}
+        | as_row(top1, library.diverged(cells[network, sparsity]))
         | {"parameters": left and left.mean, "macs": macs and macs.mean}
         for (network, sparsity), (top1, left, macs) in found.items()
     ]

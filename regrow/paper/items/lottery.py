@@ -13,7 +13,7 @@ from regrow.paper.item import Item
 from regrow.paper.scales import Place, Scale
 from regrow.paper.tickets import Ticket, search
 from regrow.paper.verdict import same_mask
-from regrow.paper.views import NOT_RUN, View, as_row, number, table
+from regrow.paper.views import NOT_RUN, View, accuracy, as_row, table
 from regrow.report.outcomes import Outcome
 from regrow.report.tasks import percent
 from regrow.train.config import Recipe
@@ -131,8 +131,8 @@ def _rows(scale: Scale, library: Library, place: Place, unit: str) -> list[dict[
             "budget": budget,
             "epochs": cell.recipes[0].epochs if cell.recipes else None,
             "scale": scale.name,
-            **as_row(summary := library.summary(cell)),
-            "text": number(summary) + (_MARK if _other_mask(library, cells["DPF", ""], cell) else ""),
+            **as_row(library.summary(cell), library.diverged(cell)),
+            "text": accuracy(library, cell) + (_MARK if _other_mask(library, cells["DPF", ""], cell) else ""),
         }
         for (start, budget), cell in cells.items()
     ]
@@ -151,7 +151,6 @@ def _search_table(scale: Scale, library: Library) -> tuple[str, list[dict[str, A
     searches = tickets(scale)
     for level, sparsity in enumerate(searches[0].levels):
         cell = Cell(tuple(ticket.level(sparsity) for ticket in searches))
-        top1 = library.summary(cell)
         rows.append(
             {
                 "network": searches[0].recipe.model,
@@ -160,8 +159,8 @@ def _search_table(scale: Scale, library: Library) -> tuple[str, list[dict[str, A
                 "trainings": level + 1,
                 "compute": compute_of_search(searches[0], library, level),
                 "scale": scale.name,
-                **as_row(top1),
-                "text": number(top1),
+                **as_row(library.summary(cell), library.diverged(cell)),
+                "text": accuracy(library, cell),
             }
         )
     lines = [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from regrow.paper.cells import Cell, Library
 from regrow.paper.compare import Column
 from regrow.paper.items.lottery import found_by, retrained
 from regrow.paper.scales import Scale
 from regrow.paper.verdict import difference
-from regrow.paper.views import number
+from regrow.paper.views import accuracy
 from regrow.report.tasks import percent
 
 _SIZE = "parameters, MACs left"
@@ -29,7 +30,7 @@ class Pair:
     def line(self, library: Library) -> list[str]:
         """Return the comparison as a line of a table under `HEAD`."""
         found = difference(library, self.ours, self.theirs)
-        mine, others = ([number(library.summary(cell)), _left(library, cell)] for cell in (self.ours, self.theirs))
+        mine, others = ([accuracy(library, cell), _left(library, cell)] for cell in (self.ours, self.theirs))
         return [self.name, *mine, self.other, *others, str(found), found.verdict]
 
 
@@ -117,29 +118,27 @@ def settled(scale: Scale) -> list[Pair]:
 
 
 def every_step(scale: Scale) -> list[Pair]:
-    """Beyond the paper: a new mask at every step against every 16 steps, and against Incremental with either period."""
-    often = (("every", 1),)
-    ours, rival = Column("dpf", fields=often), Column("incremental", fields=often, name="Incremental, every=1")
+    """Beyond the paper: masks at (nearly) every step against one every 16 steps, and against Incremental."""
+    ours, usual = Column("dpf", fields=often(scale)), Column("dpf", fields=rarely(scale), name="DPF, every=16")
     return [
-        Pair(f"DPF, every=1, {percent(sparsity)}", ours.cell(scale, at), other.title, other.cell(scale, at))
+        Pair(f"DPF, every step, {percent(sparsity)}", ours.cell(scale, at), other.title, other.cell(scale, at))
         for sparsity in (0.9, 0.95)
         for at in [place(scale, sparsity)]
-        for other in (Column("dpf"), Column("incremental"), rival)
+        for other in (usual, Column("incremental"))
     ]
 
 
 def settled_every_step(scale: Scale) -> list[Pair]:
-    """Beyond the paper: a new mask at every step that rests at the end, against all that it could replace."""
-    ours = Column("dpf", fields=(("every", 1), ("options", ("settle=0.1",))))
+    """Beyond the paper: masks at every step that settle at the end, against all that they could replace."""
+    ours = Column("dpf", fields=(*often(scale), ("options", ("settle=0.1",))))
     others = (
         Column("dpf"),
         Column("dpf", finetuned=True),
         Column("incremental"),
         Column("incremental", finetuned=True),
-        Column("incremental", fields=(("every", 1),), name="Incremental, every=1"),
     )
     return [
-        Pair(f"DPF, every=1, settle=0.1, {percent(sparsity)}", ours.cell(scale, at), other.title, other.cell(scale, at))
+        Pair(f"DPF, settle=0.1, {percent(sparsity)}", ours.cell(scale, at), other.title, other.cell(scale, at))
         for sparsity in (0.9, 0.95)
         for at in [place(scale, sparsity)]
         for other in others
@@ -147,13 +146,24 @@ def settled_every_step(scale: Scale) -> list[Pair]:
 
 
 def extreme(scale: Scale) -> list[Pair]:
-    """Beyond the paper: at 98 % a new mask at every step, rest at the end and bounded gradients, all together."""
+    """Beyond the paper: at 98 %, masks at every step that settle, and bounded gradients of dead filters."""
     network, sparsity = at = place(scale, 0.98)
-    remedy = scale.cell(network, "dpf", sparsity, every=1, options=("settle=0.1", "stabilise=true"))
+    fields = dict(often(scale))
+    remedy = scale.cell(network, "dpf", sparsity, **fields, options=("settle=0.1", "stabilise=true"))
     stable = Column("dpf", fields=(("options", ("stabilise=true",)),), name="DPF, stabilise")
     others = (Column("dpf"), stable, Column("incremental"))
-    name = f"DPF, every=1, settle=0.1, stabilise, {percent(sparsity)}"
+    name = f"DPF, settle=0.1, stabilise, {percent(sparsity)}"
     return [Pair(name, remedy, other.title, other.cell(scale, at)) for other in others]
+
+
+def often(scale: Scale) -> tuple[tuple[str, Any], ...]:
+    """Return the recipe fields for a mask at every step, which the automatic period of short trainings is already."""
+    return () if scale.usual_period == 1 else (("every", 1),)
+
+
+def rarely(scale: Scale) -> tuple[tuple[str, Any], ...]:
+    """Return the recipe fields for a mask every 16 steps, the default at the paper's scale."""
+    return () if scale.usual_period == 16 else (("every", 16),)
 
 
 def settled_filters(scale: Scale) -> list[Pair]:

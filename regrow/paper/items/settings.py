@@ -13,13 +13,13 @@ from regrow.paper.views import View
 from regrow.report.tasks import percent
 
 _PAPER_SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-_USUAL = 16
 
 
 def _period(scale: Scale, network: str, sparsity: float, period: int, **fields: Any) -> Cell:
-    """Return DPF with a mask every `period` steps; the usual period is left to the method, as everywhere else."""
-    every = None if period == _USUAL else period
-    return scale.cell(network, "dpf", sparsity, every=every, **fields)
+    """Return DPF with a mask every `period` steps; the usual period shares its run with the other tables."""
+    if period != scale.usual_period:
+        fields["every"] = period
+    return scale.cell(network, "dpf", sparsity, **fields)
 
 
 def period_sparsity(scale: Scale) -> Heat:

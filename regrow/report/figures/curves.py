@@ -130,11 +130,15 @@ def _moves(group: Group) -> bool:
     return group.level is not None and not group.finetuned
 
 
+def _end(group: Group) -> str:
+    return "diverged" if group.ended else "not finished"
+
+
 def _row(curve: Curve, entry: Entry, points: Points) -> dict[str, Any]:
     """One curve as arrays, which are a fraction of the size of a record per point."""
     return {
         "series": entry.series,
-        "label": entry.label if entry.group.finished else f"{entry.label} (not finished)",
+        "label": entry.label if entry.group.finished else f"{entry.label} ({_end(entry.group)})",
         "level": entry.group.level,
         "epoch": [epoch for epoch, _ in points],
         "mean": [compact(curve.scale * summary.mean) for _, summary in points],

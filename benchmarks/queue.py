@@ -1,0 +1,122 @@
+"""Trains what the pages still lack on CIFAR-10, in order of value, and writes every finished run to `results/`.
+
+`python -m benchmarks.queue RUNS` trains in folders of RUNS, one run at a time; the same command continues after any
+interruption and skips what `results/` holds already. `--list` shows what is left. `results/queue/start.sh` starts it
+together with the paper's 300-epoch training, on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import collect, tuning
+from regrow.paper.cells import Cell, Library
+from regrow.paper.scales import Scale, find_scale
+from regrow.paper.tuning import rate_cells
+from regrow.sweep import run_all
+from regrow.train.config import Recipe
+
+RESULTS = Path(__file__).parents[1] / "results"
+DYNAMIC = ("rigl", "sparse-momentum", "dsr", "set", "snip", "static", "acdc", "granet")
+TUNED = ("dpf", "incremental", "dense", *DYNAMIC)
+REMEDIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("settle", {"options": ("settle=0.1",)}),
+    ("soft, settle", {"options": ("settle=0.1", "threshold=soft")}),
+    ("stabilize, settle", {"options": ("settle=0.1", "stabilise=true")}),
+    ("every=16", {"every": 16}),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Trainings that belong together: what they are for, and where their records go."""
+
+    name: str
+    cells: list[Cell]
+    file: Path
+
+    def left(self) -> list[Recipe]:
+        """Return the recipes without a record."""
+        return Library.read([self.file]).lacking(self.cells)
+
+
+def stages() -> Iterator[Stage]:
+    """Yield the stages in order of value; later ones use the learning rates that the first one chooses."""
+    small = find_scale("small").changed(rates={})
+    assert small.stand_in is not None
+    network = small.stand_in.model
+    wanted = [cell for method in TUNED for cell in rate_cells(small, network, method, small.grid)]
+    yield Stage("learning rates", wanted, tuning.runs_file(small))
+    scale, file = find_scale("cpu"), RESULTS / "cifar10-resnet20-cpu.jsonl"
+    for seed in (0, 1):
+        yield Stage(f"the paper's comparison, seed {seed}", _main(scale.changed(seeds=(seed,))), file)
+    for level in (0.95, 0.9):
+        yield Stage(f"dynamic baselines at {level:.0%}", _pruned(scale.changed(seeds=(0,)), DYNAMIC, level), file)
+    for seed in (0, 1):
+        yield Stage(f"beyond the paper at 95 %, seed {seed}", _remedies(scale.changed(seeds=(seed,)), 0.95), file)
+    for level in (0.9, 0.98):
+        yield Stage(f"beyond the paper at {level:.0%}", _remedies(scale.changed(seeds=(0,)), level), file)
+    filters = [
+        scale.changed(seeds=(0,)).cell("resnet20", method, ratio, **({"unit": "filter"} if method == "dpf" else {}))
+        for ratio in (0.3, 0.5)
+        for method in ("dpf", "sfp")
+    ]
+    yield Stage("whole filters", filters, file)
+    for level in (0.95, 0.9):
+        again = _pruned(scale.changed(seeds=(1,)), DYNAMIC, level)
+        yield Stage(f"dynamic baselines at {level:.0%}, seed 1", again, file)
+
+
+def _main(scale: Scale) -> list[Cell]:
+    """Dense, and DPF, Incremental and one-shot with fine-tuning; the accuracy before it is in the same run."""
+    finetuned = [
+        scale.cell("resnet20", method, level, finetuned=True)
+        for level in (0.95, 0.9)
+        for method in ("dpf", "incremental", "oneshot")
+    ]
+    return [scale.cell("resnet20", "dense"), *finetuned]
+
+
+def _pruned(scale: Scale, methods: tuple[str, ...], level: float) -> list[Cell]:
+    return [scale.cell("resnet20", method, level) for method in methods]
+
+
+def _remedies(scale: Scale, level: float) -> list[Cell]:
+    cells = [scale.cell("resnet20", "dpf", level, **fields) for _, fields in REMEDIES]
+    return [*cells, *_pruned(scale, ("dpf", "incremental"), level)]
+
+
+def work(runs: Path, workers: int) -> None:
+    """Train stage after stage; every finished run is written down at once."""
+    for stage in stages():
+        if not (left := stage.left()):
+            continue
+        print(f"{stage.name}: {len(left)} trainings", flush=True)
+        for recipe in left if workers == 1 else [None]:
+            wanted = left if recipe is None else [recipe]
+            folders = run_all(wanted, runs, workers=workers)
+            collect.add((collect.record(folder) for folder in folders), stage.file)
+            print(f"  {', '.join(folder.name for folder in folders)}", flush=True)
+        if stage.name == "learning rates":
+            tuning.main([])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", type=Path, nargs="?", help="folder for the run folders")
+    parser.add_argument("--workers", type=int, default=1, help="trainings at a time")
+    parser.add_argument("--list", action="store_true", help="show what is left and train nothing")
+    options = parser.parse_args()
+    if options.list or options.runs is None:
+        for stage in stages():
+            print(f"{stage.name}: {len(stage.left())} of {len(stage.cells)} left")
+        return
+    work(options.runs, options.workers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""SR-STE (Zhou et al. 2021): N:M sparsity from scratch, a straight-through gradient and a pull on pruned weights.
+
+The mask keeps the N largest of M neighboring weights and is recomputed at every step. The gradient at the pruned
+weights goes to the dense ones, as in DPF with `unit="2:4"`, plus λ_w (1 − m)⊙w, which draws pruned weights to zero so
+that fewer of them change sides. Defaults are the authors': 2:4 and λ_w = 2e-4 from the first step to the last, groups
+along the input channels. Different from the authors' code: layers whose input channels are not a multiple of M stay
+dense, and so does the last linear layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from regrow.choices.decay import Decay
+from regrow.choices.units import Groups, parse_unit
+from regrow.core.checks import check_amount
+from regrow.core.weights import Memory
+from regrow.host.targets import TargetSpec
+from regrow.methods.about import About
+from regrow.methods.pruner import Pruner
+
+
+class SRSTE(Pruner):
+    """Keeps N of M weights of `model` while `optimizer` trains the dense ones; `unit="2:4"` fixes the sparsity too."""
+
+    about = About(
+        paper="Zhou et al. 2021",
+        when="every `every` steps, to the end",
+        score="magnitude of the dense weights, in groups of M",
+        cost="one sort per group",
+        budget="N of M everywhere",
+    )
+    memory = Memory.KEEP
+    period = 1
+    shared = (*Pruner.shared, "lambda_w")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        every: int | Literal["auto"] = 1,
+        unit: str = "2:4",
+        lambda_w: float = 2e-4,
+        targets: TargetSpec = None,
+        include_last: bool = False,
+        decay: Decay = "dense",
+        offload: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        groups = parse_unit(unit)
+        if not isinstance(groups, Groups):
+            raise ValueError(f"SRSTE trains N:M sparsity: unit must be like '2:4', got {unit!r}")
+        self.lambda_w = check_amount("lambda_w", lambda_w, zero=True)
+        super().__init__(
+            model,
+            optimizer,
+            sparsity=groups.sparsity,
+            every=every,
+            unit=unit,
+            targets=targets,
+            include_last=include_last,
+            decay=decay,
+            offload=offload,
+            group=group,
+        )
+
+    def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
+        """Keep the N largest of every M."""
+        return self.keep_top(self.weights, self.schedule(t))
+
+    @torch.no_grad()
+    def before_update(self) -> None:
+        """Add λ_w (1 − m)⊙w to the gradient."""
+        super().before_update()
+        if self._frozen:
+            return
+        scale = getattr(self.optimizer, "grad_scale", None)  # of gradients that a fused step is to unscale itself
+        strength = self.lambda_w if scale is None else self.lambda_w * float(scale)
+        for name, target in self.targets.items():
+            if target.grad is not None:
+                pruned = self.weights[name].to(target.grad).masked_fill(self.masks[name], 0)
+                target.grad.add_(pruned.mul_(strength))

@@ -1,0 +1,69 @@
+"""Static random sparsity: a mask that is drawn before training and never changes, the baseline of sparse training.
+
+Densities are Erdos-Renyi-kernel by default, as in the study of random pruning by Liu et al. 2022. For the same targets,
+`scope` and `seed` the masks are those with which RigL, SET and the other drop-and-grow methods start: what moving the
+connections is worth is the difference between the two runs. Counts are exact, where a Bernoulli mask meets them on
+average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from regrow.choices.budget import Scope
+from regrow.choices.random import uniform
+from regrow.host.targets import TargetSpec
+from regrow.methods.about import About
+from regrow.methods.options import check_constant
+from regrow.methods.pruner import Pruner
+
+
+class Static(Pruner):
+    """Prunes `model` at random, once, before it is trained; `seed` decides which weights stay."""
+
+    about = About(
+        paper="Liu et al. 2022",
+        when="once, before training",
+        score="random",
+        cost="one draw and one selection per layer, once",
+    )
+    shared = (*Pruner.shared, "seed")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        sparsity: float,
+        scope: Scope = "erk",
+        seed: int = 0,
+        targets: TargetSpec = None,
+        include_last: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.seed = seed
+        super().__init__(
+            model,
+            optimizer,
+            sparsity=check_constant(self, sparsity),
+            scope=scope,
+            targets=targets,
+            include_last=include_last,
+            group=group,
+        )
+
+    def due(self, t: int) -> bool:
+        """Return whether this is the start."""
+        return t == 0
+
+    def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
+        """Keep the weights that draw the largest numbers."""
+        draws = {
+            name: uniform(self.weights[name], seed=self.seed, layer=f"{name} place", step=0, offset=target.offset)
+            for name, target in self.targets.items()
+        }
+        return self.keep_top(draws, self.schedule(t))

@@ -1,0 +1,107 @@
+"""`every="auto"` scales a method's period to the length of a training."""
+
+import pytest
+import torch
+from torch import nn
+
+import regrow
+from regrow.core.schedule import SHORTEST_RAMP, scaled_period
+from regrow.methods.options import EPOCH
+from regrow.paper.scales import find_scale, published_recipe
+from regrow.train.pruning import make_pruner
+
+
+def _parts():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 4))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def _step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.randn(8, 20)).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("end", [1, 2_932, 2_933, 23_460, 46_919, 46_920, 10**9])
+@pytest.mark.parametrize("period", [16, 100, 391])
+def test_the_period_is_the_methods_own_times_the_ramps_share_of_the_shortest_ramp_of_the_paper(period, end):
+    from fractions import Fraction
+
+    share = min(Fraction(1), Fraction(end, 46_920))
+    assert scaled_period(period, ramp_end=end) == max(1, int(share * period))
+
+
+def test_without_a_ramp_three_quarters_of_the_training_stand_for_it():
+    assert scaled_period(16, ramp_end=None, total_steps=40_000) == scaled_period(16, ramp_end=30_000) == 10
+
+
+@pytest.mark.parametrize("network", ["resnet20", "resnet32", "resnet56", "wrn28-2", "wrn28-4", "wrn28-8", "vgg16"])
+def test_every_training_of_the_paper_keeps_its_16_steps(network):
+    recipe = published_recipe(network)
+    end = round(recipe.ramp_share * recipe.epochs * 391)
+    assert end >= SHORTEST_RAMP
+    assert scaled_period(16, ramp_end=end) == 16
+
+
+def test_imagenet_in_the_paper_keeps_its_16_steps():
+    recipe = published_recipe("resnet50")
+    assert scaled_period(16, ramp_end=round(recipe.ramp_share * recipe.epochs * 1_251)) == 16
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "expected"),
+    [
+        (regrow.DPF, {"sparsity": regrow.Cubic(0.9, end=23_460)}, 8),
+        (regrow.DPF, {"sparsity": 0.9}, 1),
+        (regrow.DPF, {"sparsity": 0.9, "total": 31_280}, 8),
+        (regrow.Incremental, {"sparsity": regrow.Cubic(0.9, end=23_460)}, EPOCH // 2),
+        (regrow.RigL, {"sparsity": 0.9, "total": 31_280}, 50),
+        (regrow.DSR, {"sparsity": 0.9, "total": 31_280}, 50),
+        (regrow.SET, {"sparsity": 0.9, "total": 31_280}, EPOCH // 2),
+        (regrow.SparseMomentum, {"sparsity": 0.9, "total": 31_280}, EPOCH // 2),
+    ],
+)
+def test_auto_scales_the_period_of_every_periodic_method(method, options, expected):
+    assert method(*_parts(), every="auto", **options).every == expected
+
+
+def test_a_saved_period_wins_over_the_one_that_auto_would_choose():
+    model, optimizer = _parts()
+    pruner = regrow.DPF(model, optimizer, sparsity=regrow.Cubic(0.5, end=23_460), every=5)
+    for _ in range(6):
+        _step(model, optimizer)
+    again, other = _parts()
+    resumed = regrow.DPF(again, other, sparsity=regrow.Cubic(0.5, end=23_460), every="auto")
+    assert resumed.every == 8
+    again.load_state_dict(model.state_dict())
+    other.load_state_dict(optimizer.state_dict())
+    resumed.load_state_dict(pruner.state_dict())
+    assert (resumed.every, resumed.updates) == (5, 2)
+
+    fixed = regrow.DPF(*_parts(), sparsity=regrow.Cubic(0.5, end=23_460), every=8)
+    with pytest.raises(ValueError, match="every=5, this pruner has every=8"):
+        fixed.load_state_dict(pruner.state_dict())
+
+
+@pytest.mark.parametrize("every", ["often", 0, 1.5])
+def test_a_period_is_a_number_of_steps_or_auto(every):
+    with pytest.raises((TypeError, ValueError), match="every must be"):
+        regrow.DPF(*_parts(), sparsity=0.9, every=every)
+
+
+@pytest.mark.parametrize("name", ["cpu", "small", "digits", "smoke"])
+@pytest.mark.parametrize("method", ["dpf", "incremental", "set", "sparse-momentum", "rigl", "dsr", "sfp"])
+def test_short_scales_scale_the_periods_of_all_methods(name, method):
+    from regrow.train.parts import make_model, make_optimizer
+
+    recipe = find_scale(name).stand_in.changed(method=method, data="digits", width=4)
+    model = make_model(recipe)
+    optimizer = make_optimizer(recipe, model, kind="sgd", lr=0.1)
+    steps = {"cpu": 391, "small": 391, "digits": 21, "smoke": 16}[name]
+    every = make_pruner(recipe, model, optimizer, steps).every
+    own = {"dpf": 16, "rigl": 100, "dsr": 100}.get(method, steps)
+    expected = max(1, own * recipe.epochs * 3 * steps // 4 // SHORTEST_RAMP)
+    assert every == expected or (method == "sfp" and steps % every == 0 and every <= expected)
+    if method == "dpf":
+        assert every == 1
