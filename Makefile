@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install lint types layers test check demo template docs clean
+.PHONY: help install lint types layers test check demo template reproduce docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
@@ -25,7 +25,7 @@ lint: install  ## style and spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 
-types: install  ## strict types on regrow/
+types: install  ## strict types on regrow/ and reproduce/
 	$(BIN)/mypy
 
 layers: install  ## imports point one way
@@ -41,6 +41,9 @@ demo: install  ## train on digits dense, pruned afterwards and with DPF, and com
 template: install  ## build the WebAssembly template of `regrow export --to wasm` from the engine's kernels
 	$(PIP) install "ziglang==$$($(BIN)/python -c 'from regrow.export.wasm_template import ZIG; print(ZIG)')"
 	$(BIN)/python -m regrow.export.wasm_template
+
+reproduce: install  ## list the experiments of the paper; run one with `python -m reproduce ITEM`
+	$(BIN)/python -m reproduce
 
 docs: install  ## build the documentation into docs/_build/html, warnings as errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.pages import JPEG
-from regrow.paper.cells import Library
-from regrow.paper.compare import explained
-from regrow.paper.items import find_item
-from regrow.paper.items.claims import OPEN, RULE, TITLE, Claim, claims
-from regrow.paper.scales import Scale, find_scale
-from regrow.paper.views import table
-from regrow.report.outcomes import group
-from regrow.report.runs import find_runs
-from regrow.report.tasks import make_tasks
-from regrow.report.text import plus_minus
+from regrow.report.tables import make_tasks, plus_minus
+from regrow.runs.find import find_runs
+from regrow.runs.outcomes import group
+from reproduce.claims import OPEN, RULE, TITLE, Claim, claims
+from reproduce.experiments import find_experiment
+from reproduce.results import ResultStore
+from reproduce.scales import Scale, find_scale
+from reproduce.tables import explained
+from reproduce.views import table
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "claims.md"
@@ -29,15 +28,15 @@ TABLES = ("methods", "table6", "table5", "lottery", "width", "period-batch")
 
 def page() -> str:
     """Return the page."""
-    library = Library.read([RESULTS, RESULTS / "digits"])
+    store = ResultStore.read([RESULTS, RESULTS / "digits"])
     scales = {"CIFAR-10, ResNet-8": find_scale("jpeg"), "digits": find_scale("digits")}
-    found = {title: claims(scale, library) for title, scale in scales.items()}
+    found = {title: claims(scale, store) for title, scale in scales.items()}
     lines = [[row[0].title, *_verdicts(row)] for row in zip(*found.values(), strict=True)]
     parts = [f"# {TITLE}", INTRODUCTION, table(["claim", *found], lines), RULE, _long()]
     for title, scale in scales.items():
         mine = [claim for claim in found[title] if scale.name == "jpeg" or claim not in found["CIFAR-10, ResNet-8"]]
         parts += [f"## On {title}", explained(scale), *map(_evidence, mine), _rates(scale.name)]
-        parts += [_table(name, scale, library) for name in TABLES]
+        parts += [_table(name, scale, store) for name in TABLES]
     text = "\n\n".join(part.strip() for part in parts if part)
     return text.replace("CIFAR-10,", f"{JPEG},") + "\n"
 
@@ -61,12 +60,12 @@ def _evidence(claim: Claim) -> str:
     return "" if claim.verdict == OPEN else f"### {claim.title}\n\n**{claim.verdict}**\n\n{claim.evidence}"
 
 
-def _table(name: str, scale: Scale, library: Library) -> str:
+def _table(name: str, scale: Scale, store: ResultStore) -> str:
     """Return an item's table, or nothing where less than half of it was run."""
-    view = find_item(name).view(scale, library)
+    view = find_experiment(name).view(scale, store)
     if 2 * sum(row.get("mean") is not None for row in view.rows) < len(view.rows):
         return ""
-    command = f"regrow reproduce {name} --scale {scale.name} --show --records results results/digits"
+    command = f"python -m reproduce {name} --scale {scale.name} --show --records results results/digits"
     return f"### {view.title}\n\n`{command}`\n\n{view.text}"
 
 

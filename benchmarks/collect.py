@@ -13,11 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from regrow.paper.cells import portable
-from regrow.train.config import Recipe
-from regrow.train.files import write_whole
-from regrow.train.folder import read_divergence, read_result
-from regrow.train.metrics import read_metrics
+from regrow.runs.folder import read_divergence, read_metrics, read_result, write_whole
+from regrow.runs.recipe import Recipe
+from reproduce.results import portable
 
 # Of an epoch's record: what the figures of a report are drawn from.
 _EPOCH = (

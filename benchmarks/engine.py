@@ -30,12 +30,9 @@ import torch
 from torch import Tensor, nn
 
 import regrow
+from benchmarks.deepsparse import DeepSparse
 from benchmarks.runner import RESULTS, Row, machine, report
 from regrow.analysis import account
-from regrow.deploy.bench.deepsparse import DeepSparse
-from regrow.deploy.bench.runtimes import dense_runtimes, to_plain_onnx
-from regrow.deploy.bench.synthetic import densities, prune_synthetically
-from regrow.deploy.bench.turns import Contender, fastest
 from regrow.engine.codegen.build import load_library
 from regrow.engine.compiler import native_runner
 from regrow.engine.frontend.fuse import fuse
@@ -43,6 +40,7 @@ from regrow.engine.frontend.torch_export import capture
 from regrow.engine.runtime.model import CompiledModel
 from regrow.engine.runtime.session import NativeRunner, RowsRunner
 from regrow.models import Network, build
+from regrow.timing.runtimes import Contender, dense_runtimes, densities, fastest, prune_synthetically, to_plain_onnx
 
 SIZES = {"resnet20": 32, "wrn28-2": 32, "resnet50": 224}
 SPARSITIES = (0.8, 0.9, 0.95, 0.98)

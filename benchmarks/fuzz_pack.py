@@ -28,9 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.runner import report
-from regrow import FormatError, models
-from regrow.deploy import pack
-from regrow.deploy.sealed import seal
+from regrow import FormatError, files, models
+from regrow.files.packed import seal
 
 START = 12
 SLOW = 10.0
@@ -69,8 +68,8 @@ def originals(folder: Path) -> list[Original]:
     found = []
     for source, dtype in zip(sources, dtypes, strict=True):
         path = folder / "original.regrow"
-        pack.save(source, path, dtype=dtype)  # type: ignore[arg-type]
-        found.append(original(path.read_bytes(), tensors(pack.load(path))))
+        files.save(source, path, dtype=dtype)  # type: ignore[arg-type]
+        found.append(original(path.read_bytes(), tensors(files.load(path))))
     return found
 
 
@@ -198,7 +197,7 @@ def verdict(path: Path, mutation: Mutation, good: Original) -> str:
     """What loading did: refused, unharmed or believed; an exception if it did something that it may not."""
     start = time.perf_counter()
     try:
-        state = tensors(pack.load(path))
+        state = tensors(files.load(path))
     except FormatError as error:
         if str(path) not in str(error):
             raise AssertionError(f"the refusal does not name the file: {error}") from error

@@ -21,14 +21,13 @@ from typing import Any
 
 import torch
 
-from regrow.deploy import pack
-from regrow.deploy.files import load_model
+from regrow import files
+from regrow.files.model_file import load_model
+from regrow.runs.folder import read_metrics, read_recipe, read_result
+from regrow.runs.recipe import Recipe
 from regrow.sweep import run_all
-from regrow.sweep.job import jobs_for
+from regrow.sweep.jobs import jobs_for
 from regrow.train import checkpoint
-from regrow.train.config import Recipe
-from regrow.train.folder import read_recipe, read_result
-from regrow.train.metrics import read_metrics
 from regrow.train.run import run
 from tests.train.processes import RECIPE, context, outcome
 
@@ -211,12 +210,12 @@ def _save_packed(path: Path) -> None:
     for number in range(first + 1, 10**9):
         weights = torch.zeros(1 + 7919 * number % 5_000, 9)
         weights[::3] = number
-        pack.save({"weights": weights, "number": torch.tensor(number)}, path)
+        files.save({"weights": weights, "number": torch.tensor(number)}, path)
         _say(path, number)
 
 
 def _packed_number(path: Path) -> int:
-    state = pack.load(path)
+    state = files.load(path)
     assert isinstance(state, dict)
     assert bool((state["weights"][::3] == state["number"]).all()), f"{path} is a mixture"
     return int(state["number"])

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from benchmarks.runner import report
 from regrow import data
-from regrow.train import parts
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
+from regrow.train import build
 from regrow.train.loop import Trainer
 
 BAR = 0.98
@@ -38,7 +38,7 @@ class EnoughError(Exception):
     """The steps are done."""
 
 
-def make_sets(steps: int) -> parts.Sets:
+def make_sets(steps: int) -> build.Sets:
     info = data.info("cifar10")
     noise = torch.Generator().manual_seed(0)
     count = steps * RECIPE.batch
@@ -49,13 +49,13 @@ def make_sets(steps: int) -> parts.Sets:
         classes=tuple("0123456789"),
     )
     train = data.Batches(images, RECIPE.batch, channels_last=True)
-    return parts.Sets(train, data.Batches.evaluation(images.limit(1), 1, channels_last=True), info)
+    return build.Sets(train, data.Batches.evaluation(images.limit(1), 1, channels_last=True), info)
 
 
-def bare(recipe: Recipe, sets: parts.Sets) -> Iterator[None]:
+def bare(recipe: Recipe, sets: build.Sets) -> Iterator[None]:
     """Train by hand, a step each time that the iterator is advanced."""
-    model = parts.make_model(recipe)
-    optimizer = parts.make_optimizer(recipe, model, kind="sgd", lr=recipe.lr)
+    model = build.make_model(recipe)
+    optimizer = build.make_optimizer(recipe, model, kind="sgd", lr=recipe.lr)
     model.train()
     for images, labels in sets.train.epoch(0):
         loss = F.cross_entropy(model(images), labels)

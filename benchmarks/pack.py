@@ -2,7 +2,7 @@
 
 The networks have fresh weights (He et al. for convolutions, torch's default for the last layer) of which one global
 magnitude threshold prunes the given share, and batch norm with random statistics: trained networks have other masks,
-but the same kinds of numbers. The limit is that of `regrow.deploy.pack.describe`. Every other way stores the same
+but the same kinds of numbers. The limit is that of `regrow.files.describe`. Every other way stores the same
 numbers in the same precision: a bitmask with the non-zeros, and gzip of the dense tensors.
 """
 
@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.runner import interleave, report
-from regrow import models
-from regrow.deploy import pack
-from regrow.deploy.files import load_model, save_model
+from regrow import files, models
+from regrow.files.model_file import load_model, save_model
 
 NETWORKS = {"resnet20": {}, "wrn28-2": {}, "resnet50": {"classes": 1000, "size": 224}}
 SPARSITIES = (0.8, 0.9, 0.95, 0.98)
@@ -85,13 +84,13 @@ def measure(name: str, model: nn.Module, sparsity: float, dtype: str, folder: Pa
     save_model(model, plain)
     seconds = interleave(
         {
-            "save": lambda: pack.save(model, packed, dtype=dtype),
-            "load": lambda: pack.load(packed),
+            "save": lambda: files.save(model, packed, dtype=dtype),
+            "load": lambda: files.load(packed),
             "load plain": lambda: load_model(plain),
         },
         rounds=7 if name == "resnet50" else 15,
     )
-    described = pack.describe(packed)
+    described = files.describe(packed)
     return {
         "network": name,
         "sparsity": sparsity,
@@ -102,7 +101,7 @@ def measure(name: str, model: nn.Module, sparsity: float, dtype: str, folder: Pa
         "above limit %": 100 * described.overhead,
         "save ms": 1e3 * seconds["save"],
         "load ms": 1e3 * seconds["load"],
-        "load, CPU ms": 1e3 * cpu_seconds(lambda: pack.load(packed)),
+        "load, CPU ms": 1e3 * cpu_seconds(lambda: files.load(packed)),
         "load plain fp32 ms": 1e3 * seconds["load plain"],
     }
 
@@ -115,7 +114,7 @@ def main() -> None:
             for sparsity in SPARSITIES:
                 model = pruned(name, sparsity, options)
                 # The first save fills caches that no other contender has to fill.
-                pack.save(model, Path(folder, "net.regrow"))
+                files.save(model, Path(folder, "net.regrow"))
                 rows += [measure(name, model, sparsity, dtype, Path(folder)) for dtype in BYTES]
     report("Packed files: bytes, and milliseconds with one thread", rows, name="pack")
 

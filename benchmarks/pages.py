@@ -15,19 +15,18 @@ from typing import Any
 
 from benchmarks import engine_page
 from benchmarks.runner import RESULTS, cell
-from regrow.commands.report import in_the_paper
-from regrow.paper.cells import Library
-from regrow.paper.items import find_item
-from regrow.paper.items.tables import EVERY_METHOD
-from regrow.paper.scales import Scale, find_scale
-from regrow.paper.views import number
-from regrow.report.figures.figure import Figure
-from regrow.report.figures.tradeoff import COSTS, tradeoff_figure
-from regrow.report.files import write_figures
-from regrow.report.leaderboard import Row, rows
-from regrow.report.outcomes import Summary, group
-from regrow.report.runs import find_runs
-from regrow.report.tasks import Task, make_tasks, percent
+from regrow.report.figures.base import Figure
+from regrow.report.figures.costs import COSTS, tradeoff_figure
+from regrow.report.published import in_the_paper
+from regrow.report.render import write_figures
+from regrow.report.tables import LeaderboardRow, Task, leaderboard, make_tasks, percent
+from regrow.runs.find import find_runs
+from regrow.runs.outcomes import Summary, group
+from reproduce.experiments import find_experiment
+from reproduce.results import ResultStore
+from reproduce.scales import Scale, find_scale
+from reproduce.tables import EVERY_METHOD
+from reproduce.views import number
 
 ROOT = RESULTS.parent.parent
 JPEG = "CIFAR-10 (JPEG q75)"
@@ -84,7 +83,7 @@ def _training(task: Task) -> str:
             "MACs left": _unbroken(row.macs),
             "the paper": _published(row),
         }
-        for row in rows(task, in_the_paper)
+        for row in leaderboard(task, in_the_paper)
     ]
     idle = [name for name in ("settings", "the paper") if not any(line[name] for line in lines)]
     return markdown([{name: text for name, text in line.items() if name not in idle} for line in lines])
@@ -95,7 +94,7 @@ def _unbroken(text: str) -> str:
     return text.replace(" ", "\u00a0")
 
 
-def _published(row: Row) -> str:
+def _published(row: LeaderboardRow) -> str:
     return f"{row.published} ({row.published.scale})" if row.published else ""
 
 
@@ -148,8 +147,8 @@ def accuracies() -> str:
     lines: dict[str, dict[str, str]] = {}
     notes = []
     for title, (name, folder) in SCALES.items():
-        scale, library = find_scale(name), Library.read([folder])
-        rows = find_item("methods").view(scale, library).rows
+        scale, store = find_scale(name), ResultStore.read([folder])
+        rows = find_experiment("methods").view(scale, store).rows
         known = [row for row in rows if row["seeds"] and row["sparsity"] in LEVELS]
         for row in rows:
             lines.setdefault(row["method"], {"top-1, %": row["method"]})
@@ -159,9 +158,7 @@ def accuracies() -> str:
             summary = Summary(row["mean"], row["std"], row["seeds"]) if row["seeds"] else None
             found = number(summary, diverged=row.get("diverged", 0))
             lines[row["method"]][f"{title}, {percent(row['sparsity'])} pruned"] = found
-        notes += [
-            f"{title}: {note}" for note in (sizes(known), *better_rates(known, partial(_by_rate, scale, library)))
-        ]
+        notes += [f"{title}: {note}" for note in (sizes(known), *better_rates(known, partial(_by_rate, scale, store)))]
     table = markdown([line for line in lines.values() if len(line) > 1])
     said = "8 epochs on CIFAR-10, 15 on digits (500 test images); FT: 2 or 3 epochs more; seeds in brackets."
     rule = "Learning rates were chosen on held-out training images, never on the test images."
@@ -196,13 +193,13 @@ def better_rates(
                 )
 
 
-def _by_rate(scale: Scale, library: Library, row: Mapping[str, Any]) -> dict[float, Summary]:
+def _by_rate(scale: Scale, store: ResultStore, row: Mapping[str, Any]) -> dict[float, Summary]:
     """Return the accuracy of the trainings of a row by learning rate, for every rate that was run."""
     column = next(column for column in EVERY_METHOD if column.title == row["method"])
     cell = column.cell(scale, (row["network"], row["sparsity"]))
     found: dict[float, list[float]] = {}
     for recipe in cell.recipes:
-        for lr, outcome in library.varying(recipe, "lr", finetuned=cell.finetuned).items():
+        for lr, outcome in store.varying(recipe, "lr", finetuned=cell.finetuned).items():
             found.setdefault(lr, []).append(outcome.final["top1"])
     return {lr: Summary.of(values) for lr, values in sorted(found.items())}
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import collect, tuning
-from regrow.paper.cells import Cell, Library
-from regrow.paper.scales import Scale, find_scale
-from regrow.paper.tuning import rate_cells
+from regrow.runs.recipe import Recipe
 from regrow.sweep import run_all
-from regrow.train.config import Recipe
+from reproduce.results import Cell, ResultStore
+from reproduce.scales import Scale, find_scale
+from reproduce.tuning import rate_cells
 
 RESULTS = Path(__file__).parents[1] / "results"
 DYNAMIC = ("rigl", "sparse-momentum", "dsr", "set", "snip", "static", "acdc", "granet")
@@ -41,7 +41,7 @@ class Stage:
 
     def left(self) -> list[Recipe]:
         """Return the recipes without a record."""
-        return Library.read([self.file]).lacking(self.cells)
+        return ResultStore.read([self.file]).missing(self.cells)
 
 
 def stages() -> Iterator[Stage]:

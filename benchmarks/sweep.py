@@ -26,9 +26,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.runner import interleave, report
+from regrow.runs.recipe import Recipe
 from regrow.sweep import read_sweep, run_all
-from regrow.sweep.job import jobs_for
-from regrow.train.config import Recipe
+from regrow.sweep.jobs import jobs_for
 from regrow.train.run import run
 
 RUNS, LISTED, BAR = 8, 10_000, 2.0

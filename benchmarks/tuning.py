@@ -1,7 +1,7 @@
 """Chooses learning rates by finished tuning runs, and writes down every candidate.
 
 `python -m benchmarks.tuning RUNS...` adds the runs to results/tuning/DATA-NETWORK.jsonl, writes what they choose to
-results/tuning/choices.json and the rates of the scales into regrow/paper/learning-rates.csv. Without runs, the choices
+results/tuning/choices.json and the rates of the scales into reproduce/learning-rates.csv. Without runs, the choices
 are made again from the runs that were written down. A tuning run is, for example,
 `regrow train cifar-small --method dpf --lr 0.1 --holdout 5000 --seed 100`.
 """
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.collect import record
-from regrow.paper import rates
-from regrow.paper.cells import Library
-from regrow.paper.scales import Scale, find_scale
-from regrow.paper.tuning import SEED, Choice, choose
+from reproduce import scales as rates
+from reproduce.results import ResultStore
+from reproduce.scales import Scale, find_scale
+from reproduce.tuning import SEED, Choice, choose
 
 FOLDER = Path(__file__).parents[1] / "results" / "tuning"
 CHOICES = FOLDER / "choices.json"
@@ -56,10 +56,11 @@ def choices() -> list[tuple[str, Choice]]:
         path = runs_file(scale)
         if not path.exists() or scale.stand_in is None:
             continue
-        library = Library.read([path])
+        store = ResultStore.read([path])
         methods = sorted({json.loads(line)["recipe"]["method"] for line in path.read_text().splitlines()})
-        found = [choose(scale, library, scale.stand_in.model, method) for method in methods]
-        chosen += [(name, choice) for choice in found if choice is not None]
+        found = [choose(scale, store, scale.stand_in.model, method) for method in methods]
+        # A choice among part of the grid would favor the methods that were tuned first.
+        chosen += [(name, choice) for choice in found if choice is not None and set(scale.grid) <= choice.tried.keys()]
     return chosen
 
 

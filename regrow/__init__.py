@@ -4,114 +4,112 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from regrow.host.hints import did_you_mean
-from regrow.version import __version__
+__version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from regrow.core import Constant, Cubic, Masks, Memory, Stats
-    from regrow.deploy.container import FormatError
-    from regrow.deploy.pack import load, save
-    from regrow.deploy.shrink import ShrinkReport, shrink, shrink_report
-    from regrow.engine import CompiledModel, compile
-    from regrow.methods import (
-        ACDC,
-        DNS,
-        DPF,
-        DSD,
-        DSR,
-        NM,
-        SET,
-        SFP,
-        SNIP,
-        SRSTE,
-        DeepR,
-        Dense,
-        Feedback,
-        Fixed,
-        GraNet,
-        Incremental,
-        LotteryTicket,
-        LowRank,
-        OneShot,
-        Pruner,
-        Rewire,
-        RigL,
-        Sign,
-        SparseMomentum,
-        Static,
-        Uniform,
-        from_scratch,
-        steps_of_equal_flops,
-    )
+if TYPE_CHECKING:  # the same table for type checkers; a test compares them
+    from regrow.analysis.costs import Account as Account
+    from regrow.analysis.costs import account as account
+    from regrow.core.masks import Masks as Masks
+    from regrow.core.schedule import Constant as Constant
+    from regrow.core.schedule import Cubic as Cubic
+    from regrow.core.stats import Stats as Stats
+    from regrow.core.weights import Memory as Memory
+    from regrow.engine.compiler import compile as compile
+    from regrow.engine.runtime.model import CompiledModel as CompiledModel
+    from regrow.files.model_file import FormatError as FormatError
+    from regrow.files.packed import load as load
+    from regrow.files.packed import save as save
+    from regrow.methods.acdc import ACDC as ACDC
+    from regrow.methods.compressors import NM as NM
+    from regrow.methods.compressors import LowRank as LowRank
+    from regrow.methods.compressors import Sign as Sign
+    from regrow.methods.compressors import Uniform as Uniform
+    from regrow.methods.deepr import DeepR as DeepR
+    from regrow.methods.dense import Dense as Dense
+    from regrow.methods.dns import DNS as DNS
+    from regrow.methods.dpf import DPF as DPF
+    from regrow.methods.dsd import DSD as DSD
+    from regrow.methods.dsr import DSR as DSR
+    from regrow.methods.feedback import Feedback as Feedback
+    from regrow.methods.fixed import Fixed as Fixed
+    from regrow.methods.granet import GraNet as GraNet
+    from regrow.methods.incremental import Incremental as Incremental
+    from regrow.methods.lottery import LotteryTicket as LotteryTicket
+    from regrow.methods.oneshot import OneShot as OneShot
+    from regrow.methods.pruner import Pruner as Pruner
+    from regrow.methods.rewire import Rewire as Rewire
+    from regrow.methods.rigl import RigL as RigL
+    from regrow.methods.set import SET as SET
+    from regrow.methods.sfp import SFP as SFP
+    from regrow.methods.snip import SNIP as SNIP
+    from regrow.methods.sparse_momentum import SparseMomentum as SparseMomentum
+    from regrow.methods.srste import SRSTE as SRSTE
+    from regrow.methods.static import Static as Static
+    from regrow.shrinking.api import ShrinkReport as ShrinkReport
+    from regrow.shrinking.api import shrink as shrink
+    from regrow.shrinking.api import shrink_report as shrink_report
 
-__all__ = [
-    "ACDC",
-    "DNS",
-    "DPF",
-    "DSD",
-    "DSR",
-    "NM",
-    "SET",
-    "SFP",
-    "SNIP",
-    "SRSTE",
-    "CompiledModel",
-    "Constant",
-    "Cubic",
-    "DeepR",
-    "Dense",
-    "Feedback",
-    "Fixed",
-    "FormatError",
-    "GraNet",
-    "Incremental",
-    "LotteryTicket",
-    "LowRank",
-    "Masks",
-    "Memory",
-    "OneShot",
-    "Pruner",
-    "Rewire",
-    "RigL",
-    "ShrinkReport",
-    "Sign",
-    "SparseMomentum",
-    "Static",
-    "Stats",
-    "Uniform",
-    "__version__",
-    "compile",
-    "from_scratch",
-    "load",
-    "save",
-    "shrink",
-    "shrink_report",
-    "steps_of_equal_flops",
-]
+# Public names and the modules that define them; a module is imported when its name is first used.
+_MODULES = {
+    "ACDC": "regrow.methods.acdc",
+    "DNS": "regrow.methods.dns",
+    "DSD": "regrow.methods.dsd",
+    "SRSTE": "regrow.methods.srste",
+    "GraNet": "regrow.methods.granet",
+    "Static": "regrow.methods.static",
+    "Account": "regrow.analysis.costs",
+    "CompiledModel": "regrow.engine.runtime.model",
+    "Constant": "regrow.core.schedule",
+    "Cubic": "regrow.core.schedule",
+    "DPF": "regrow.methods.dpf",
+    "DSR": "regrow.methods.dsr",
+    "DeepR": "regrow.methods.deepr",
+    "Dense": "regrow.methods.dense",
+    "Feedback": "regrow.methods.feedback",
+    "Fixed": "regrow.methods.fixed",
+    "FormatError": "regrow.files.model_file",
+    "Incremental": "regrow.methods.incremental",
+    "LotteryTicket": "regrow.methods.lottery",
+    "LowRank": "regrow.methods.compressors",
+    "Masks": "regrow.core.masks",
+    "Memory": "regrow.core.weights",
+    "NM": "regrow.methods.compressors",
+    "OneShot": "regrow.methods.oneshot",
+    "Pruner": "regrow.methods.pruner",
+    "Rewire": "regrow.methods.rewire",
+    "RigL": "regrow.methods.rigl",
+    "SET": "regrow.methods.set",
+    "SFP": "regrow.methods.sfp",
+    "SNIP": "regrow.methods.snip",
+    "ShrinkReport": "regrow.shrinking.api",
+    "Sign": "regrow.methods.compressors",
+    "SparseMomentum": "regrow.methods.sparse_momentum",
+    "Stats": "regrow.core.stats",
+    "Uniform": "regrow.methods.compressors",
+    "account": "regrow.analysis.costs",
+    "compile": "regrow.engine.compiler",
+    "load": "regrow.files.packed",
+    "save": "regrow.files.packed",
+    "shrink": "regrow.shrinking.api",
+    "shrink_report": "regrow.shrinking.api",
+}
 
-_HOMES = (
-    "regrow.core",
-    "regrow.deploy.container",
-    "regrow.engine",
-    "regrow.deploy.pack",
-    "regrow.deploy.shrink",
-    "regrow.methods",
-)
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: `regrow --help` should not wait for torch."""
-    if name in __all__:
-        for home in _HOMES:
-            module = import_module(home)
-            if hasattr(module, name):
-                return globals().setdefault(name, getattr(module, name))
+    """Import the module that defines `name` on first use: `regrow --help` should not wait for torch."""
+    if name in _MODULES:
+        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        return value
     if not name.startswith("_") and find_spec(f"regrow.{name}"):
         return import_module(f"regrow.{name}")
+    from regrow.text import did_you_mean
+
     hint = did_you_mean(name, __all__, cutoff=0.6)
     raise AttributeError(f"module 'regrow' has no attribute {name!r}{hint and '.'}{hint}")
 
 
 def __dir__() -> list[str]:
-    """Let completion see what is not imported yet."""
+    """List names that are not imported yet, too, for completion."""
     return sorted({*globals(), *__all__})

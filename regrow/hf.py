@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from regrow.core import BasePruner
+from regrow.core.pruner import BasePruner
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regrow.core import BasePruner
+from regrow.core.pruner import BasePruner
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -47,7 +47,7 @@ def test_a_wheel_made_from_the_source_distribution_trains_and_compiles_in_a_clea
     run(python, "-m", "regrow", "train", "digits", "--epochs", "1", "--out", "run", cwd=tmp_path)
     compiled = "import regrow, torch; print(regrow.compile(regrow.load('run'), torch.ones(1, 1, 8, 8), tune=False))"
     assert "CompiledModel" in run(python, "-W", "error::RuntimeWarning", "-c", compiled, cwd=tmp_path)
-    published = "from regrow.paper import published; print(len(published.table('macs')))"
+    published = "from regrow.report import published; print(len(published.table('macs')))"
     assert int(run(python, "-c", published, cwd=tmp_path)) > 0
 
 

@@ -1,6 +1,6 @@
-"""What the paper measures: parameters, MACs and the dynamics of masks."""
+"""Measures of sparse models: parameters, MACs, and how masks change during training."""
 
-from regrow.analysis.accounting import Account, Layer, account
+from regrow.analysis.costs import Account, LayerCosts, account
 from regrow.analysis.dynamics import Change, Dynamics, Epoch
 
-__all__ = ["Account", "Change", "Dynamics", "Epoch", "Layer", "account"]
+__all__ = ["Account", "Change", "Dynamics", "Epoch", "LayerCosts", "account"]

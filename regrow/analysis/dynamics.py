@@ -1,4 +1,4 @@
-"""How masks move during training: flips, overlap, when each element settles (Sec. 6 and Appendix of the paper)."""
+"""How masks change during training: flips, overlap, last change of each element (Sec. 6 and Appendix of the paper)."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from regrow.host.layout import pack, unpack
 
 @dataclass(frozen=True)
 class Change:
-    """What happened between two consecutive masks, over all targets together."""
+    """The difference between two consecutive masks, over all targets."""
 
     flips: int
-    """Elements that differ."""
+    """Number of elements that differ."""
     flip_ratio: float
-    """Their share of all elements."""
+    """Fraction of all elements that differ."""
     iou: float
-    """Intersection over union of what the two masks keep; 1 where neither keeps anything."""
+    """Intersection over union of the elements that the two masks keep; 1 if neither keeps any."""
     sparsity: float
-    """The share of elements that the later mask prunes."""
+    """Fraction of elements that the later mask prunes."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What happened in one epoch."""
+    """The changes of masks in one epoch."""
 
     epoch: int
     """Counted from 1."""
     change: Change
     """From the end of the epoch before (or the masks at the start) to the end of this one."""
     refreshes: int
-    """How often masks were observed in between."""
+    """Number of observations in the epoch."""
     refresh_flip_ratio: float
-    """The mean flip ratio between consecutive observations; 0 where there were none."""
+    """Mean flip ratio between consecutive observations; 0 without observations."""
     refresh_iou: float
-    """The mean overlap between consecutive observations; 1 where there were none."""
+    """Mean overlap between consecutive observations; 1 without observations."""
     layers: Mapping[str, float]
-    """The sparsity of each target at the end."""
+    """Sparsity of each target at the end."""
 
 
 class Dynamics:
-    """Watches masks from the outside, with five bytes per element and a few passes over them per observation.
+    """Records how masks change. It takes five bytes per element, and a few passes over them per observation.
 
     >>> masks = {"w": torch.tensor([True, True, False, False])}
     >>> dynamics = Dynamics(masks)
@@ -69,7 +69,7 @@ class Dynamics:
         self._flip_ratios = self._ious = 0.0
 
     def observe(self, masks: Mapping[str, Tensor]) -> Change:
-        """Compare the masks with those observed before; call it whenever they were made anew."""
+        """Compare the masks with those of the last observation; call it after every mask update."""
         change = self._advance(self._flatten(masks))
         self._refreshes += 1
         self._flip_ratios += change.flip_ratio
@@ -77,7 +77,7 @@ class Dynamics:
         return change
 
     def epoch_end(self, masks: Mapping[str, Tensor]) -> Epoch:
-        """Close an epoch; changes that no observation saw belong to it too."""
+        """Finish an epoch; changes since the last observation belong to it, too."""
         now = self._flatten(masks)
         self._advance(now)
         self._epochs += 1
@@ -97,17 +97,17 @@ class Dynamics:
         return record
 
     def still_changing(self) -> list[float]:
-        """Return the share of elements that still change after epoch 0, 1, …, up to the last one that has ended.
+        """Return the fraction of elements that still change after epoch 0, 1, …, up to the last finished epoch.
 
-        This is the paper's last-change curve: it looks back from the present, so the shares grow while training
-        goes on, and the last is zero. The first is the share that has changed at all.
+        This is the paper's last-change curve. It looks back from now, so the fractions grow as training continues, and
+        the last one is zero. The first one is the fraction of elements that have ever changed.
         """
         ends = torch.bincount(self._last_change.long(), minlength=self._epochs + 1)
         later = ends.sum() - ends.cumsum(0)
         return [count / self._mask.numel() for count in later.tolist()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run needs to record the same, as tensors and numbers."""
+        """Return the state as tensors and numbers; a run that resumes from it records the same values."""
         return {
             "shapes": {name: list(shape) for name, shape in self._shapes.items()},
             "mask": pack(self._mask),
@@ -121,14 +121,14 @@ class Dynamics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
+        """Restore a state of `state_dict`."""
         mine = {name: list(shape) for name, shape in self._shapes.items()}
         if state["shapes"] != mine:
             differing = sorted(
                 name for name in {*mine, *state["shapes"]} if mine.get(name) != state["shapes"].get(name)
             )
-            raise ValueError(f"the state was taken of other masks; they differ in {', '.join(differing[:3])}.")
-        # Another pruner may have the same masks in another order; all that is taken over lies in the saved one.
+            raise ValueError(f"the state belongs to different masks; they differ in {', '.join(differing[:3])}.")
+        # Another pruner may have the same masks in another order; the saved tensors have the saved order.
         self._shapes = {name: self._shapes[name] for name in state["shapes"]}
         shape, device = self._mask.shape, self._mask.device
         self._mask = unpack(state["mask"], shape, "mask").to(device)
@@ -146,10 +146,10 @@ class Dynamics:
         return _change(changed, before, self._kept)
 
     def _flatten(self, masks: Mapping[str, Tensor]) -> Tensor:
-        """A copy, because masks change in place, and in one piece, because many small passes cost more than one."""
+        """Return a copy, because masks change in place, as one tensor, because many small passes cost more than one."""
         if {name: mask.shape for name, mask in masks.items()} != self._shapes:
             raise ValueError(
-                f"watching the masks {', '.join(self._shapes)}; got other names or shapes: {', '.join(masks)}."
+                f"watching the masks {', '.join(self._shapes)}; got different names or shapes: {', '.join(masks)}."
             )
         for name, mask in masks.items():
             if mask.dtype is not torch.bool:
@@ -163,7 +163,7 @@ def _count(mask: Tensor) -> int:
 
 
 def _change(changed: Tensor, before: int, after: int) -> Change:
-    """Intersection and union follow from three counts: kept before, kept after, and changed."""
+    """Compute intersection and union from three counts: kept before, kept after, and changed."""
     flips, total = _count(changed), max(changed.numel(), 1)
     union = before + after + flips
     return Change(

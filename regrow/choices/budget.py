@@ -11,8 +11,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from regrow.checks import check_count
 from regrow.core.budget import Budget, Pool, compete
-from regrow.core.checks import check_count
 from regrow.host.shards import ALONE, Shards
 
 Scope = Literal["global", "layer", "er", "erk", "redistributed"]

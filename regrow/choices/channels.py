@@ -9,13 +9,13 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import Parameter
 
-from regrow.host.targets import Target, named_parameters
+from regrow.core.modules import named_parameters, unwrap
+from regrow.host.targets import Target
 
 
 def layers_and_norms(model: nn.Module) -> Iterator[tuple[nn.Module, _BatchNorm | None]]:
     """Yield every layer with a weight, called once, and the batch norm that takes its output if nothing else does."""
-    while isinstance(inner := getattr(model, "module", getattr(model, "_orig_mod", None)), nn.Module):
-        model = inner
+    model = unwrap(model)
     try:
         nodes = [node for node in fx.Tracer().trace(model).nodes if node.op == "call_module"]
     except Exception as error:

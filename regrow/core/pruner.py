@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.checks import check_steps
+from regrow.checks import check_steps, warn
 from regrow.core.masks import Masks
 from regrow.core.schedule import Schedule, as_schedule, scaled_period
 from regrow.core.state import checked_masks, load_weights, name_of, save_weights
@@ -23,7 +23,6 @@ from regrow.host.optimizers import check_free, hookable
 from regrow.host.shards import shards_of
 from regrow.host.steps import Steps
 from regrow.host.targets import Target, zero_outside
-from regrow.host.warn import warn
 
 
 class BasePruner:

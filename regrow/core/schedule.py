@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 
-from regrow.core.checks import check_steps
+from regrow.checks import check_steps
 
 Schedule = Callable[[int], float]
 

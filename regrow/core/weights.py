@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from regrow.checks import warn
 from regrow.host.layout import bit_view, like, pack, unpack
 from regrow.host.targets import Target, check_storage
-from regrow.host.warn import warn
 
 _SAMPLED = 64  # elements of a layer that are compared at a step, and up to twice as many
 _LAYERS = 32  # in which this is done at most; in deeper networks they take turns

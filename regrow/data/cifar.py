@@ -1,27 +1,29 @@
-"""CIFAR-10 and CIFAR-100, in whichever of their layouts is on the disk."""
+"""CIFAR-10 and CIFAR-100, from parquet files or the original batches, which are pickles, without running code."""
 
 from __future__ import annotations
 
+import io
+import pickle
 import tarfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from regrow.data import files, parquet
-from regrow.data.catalog import Info
-from regrow.data.download import Remote, fetch
-from regrow.data.errors import DataError, broken
+from regrow.data.files import Bytes, DataError, Remote, broken, fetch
 from regrow.data.images import ImageSet
-from regrow.data.pickles import read_batch
+from regrow.data.random import Indices
+from regrow.data.registry import Dataset, DatasetInfo
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the files of one of the two data sets are called, and what is in them."""
+class CifarFiles:
+    """Names of the files of one of the two data sets, and of their contents."""
 
     archive: Remote
     folder: str
@@ -31,8 +33,8 @@ class Layout:
     classes: tuple[str, ...]
 
 
-LAYOUTS: Mapping[str, Layout] = {
-    "cifar10": Layout(
+LAYOUTS: Mapping[str, CifarFiles] = {
+    "cifar10": CifarFiles(
         archive=Remote(
             "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
             "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
@@ -43,7 +45,7 @@ LAYOUTS: Mapping[str, Layout] = {
         key="labels",
         classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     ),
-    "cifar100": Layout(
+    "cifar100": CifarFiles(
         archive=Remote(
             "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
             "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
@@ -61,23 +63,23 @@ LAYOUTS: Mapping[str, Layout] = {
             pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal
             shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank
             telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
-            """.split()  # noqa: SIM905 (a hundred lines of quoted names say no more)
+            """.split()  # noqa: SIM905 (shorter than a hundred quoted names)
         ),
     ),
 }
 
 
-def load(info: Info, split: str, *, root: Path | str | None, download: bool) -> ImageSet:
-    """Return the "train" or "test" part from parquet files, the original batches, or their archive.
+def load(info: DatasetInfo, split: str, *, root: Path | str | None, download: bool, **_: object) -> ImageSet:
+    """Return the "train" or "test" images from parquet files, the original batches, or their archive.
 
-    What is nowhere is downloaded, unless a `root` was given.
+    Missing files are downloaded, unless a `root` is given.
     """
     layout = LAYOUTS[info.name]
     searched = files.folders(info.name, root)
     for folder in searched:
         if shards := parquet.shards(folder, split):
             return parquet.load(info, shards, label=layout.column, classes=layout.classes)
-        # The last place is where torchvision puts them.
+        # torchvision uses the last folder.
         for batches in (folder / layout.folder, folder, folder.parent / layout.folder):
             if any((batches / name).is_file() for name in layout.batches[split]):
                 return _from_batches(info, layout, _in_folder(info, batches, layout.batches[split]))
@@ -89,7 +91,7 @@ def load(info: Info, split: str, *, root: Path | str | None, download: bool) -> 
     return _from_batches(info, layout, _in_archive(info, archive, layout.batches[split]))
 
 
-def _in_folder(info: Info, folder: Path, names: tuple[str, ...]) -> dict[Path, bytes]:
+def _in_folder(info: DatasetInfo, folder: Path, names: tuple[str, ...]) -> dict[Path, bytes]:
     """Return the content of each batch."""
     try:
         return {folder / name: (folder / name).read_bytes() for name in names}
@@ -97,8 +99,8 @@ def _in_folder(info: Info, folder: Path, names: tuple[str, ...]) -> dict[Path, b
         raise DataError(f"{error.filename}: {error.strerror}. {info.source}.") from error
 
 
-def _in_archive(info: Info, archive: Path, names: tuple[str, ...]) -> dict[Path, bytes]:
-    """Return the content of each batch in the archive, which is read once from its beginning to its end."""
+def _in_archive(info: DatasetInfo, archive: Path, names: tuple[str, ...]) -> dict[Path, bytes]:
+    """Return the content of each batch in the archive, which is read once."""
     found = {}
     try:
         with tarfile.open(archive, "r|gz") as tar:
@@ -113,7 +115,7 @@ def _in_archive(info: Info, archive: Path, names: tuple[str, ...]) -> dict[Path,
     return {archive / name: found[name] for name in names}
 
 
-def _from_batches(info: Info, layout: Layout, contents: dict[Path, bytes]) -> ImageSet:
+def _from_batches(info: DatasetInfo, layout: CifarFiles, contents: dict[Path, bytes]) -> ImageSet:
     images, labels = [], []
     for path, content in contents.items():
         try:
@@ -131,3 +133,106 @@ def _from_batches(info: Info, layout: Layout, contents: dict[Path, bytes]) -> Im
         )
     except ValueError as error:
         raise broken(next(iter(contents)), str(error), f"{info.source}.") from error
+
+
+_PIXELS = 3 * 32 * 32
+
+
+class _Request:
+    """A call that the pickle requests, recorded instead of executed."""
+
+    def __init__(self, name: str, args: tuple[Any, ...] = ()) -> None:
+        self.name, self.args = name, args
+        self.state: Any = None
+
+    def __call__(self, *args: Any) -> _Request:
+        return _Request(self.name, args)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+# The C unpickler allocates as much memory as a file requests; the Python one does not, and is fast enough.
+class _Reader(pickle._Unpickler):
+    """An unpickler that accepts only the three names in CIFAR's files, and records them."""
+
+    def find_class(self, module: str, name: str) -> _Request:
+        if (module.replace("._core", ".core"), name) in {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+        }:
+            return _Request(name)
+        raise pickle.UnpicklingError(f"it requests {module}.{name}, which is not in a CIFAR batch")
+
+
+def read_batch(content: bytes, label: str) -> tuple[Bytes, Indices]:
+    """Return the images (N, 3, 32, 32) and the labels under the key `label` of a pickled CIFAR batch.
+
+    Raises a `DataError` that says what is wrong; the caller adds the path.
+    """
+    try:
+        batch = _Reader(io.BytesIO(content), encoding="bytes").load()
+    # A broken pickle can raise any exception.
+    except Exception as error:
+        raise DataError(f"is not a CIFAR batch ({error or type(error).__name__})") from error
+    if not isinstance(batch, dict):
+        raise DataError(f"is not a CIFAR batch (it holds a {type(batch).__name__}, not a dict)")
+    images, labels = _array(batch.get(b"data")), batch.get(label.encode())
+    if not isinstance(labels, list) or not all(type(value) is int for value in labels):
+        raise DataError(f"is not a CIFAR batch (no list of integers under {label!r})")
+    if len(labels) != len(images):
+        raise DataError(f"holds {len(images)} images but {len(labels)} labels")
+    return images, np.array(labels, dtype=np.int64)
+
+
+def _array(request: Any) -> Bytes:
+    """Return the requested uint8 array of shape (N, 3072) as images."""
+    match request:
+        case _Request(
+            name="_reconstruct",
+            state=(_, (int(count), int(width)), _Request(name="dtype", args=(kind, *_)), False, bytes(content)),
+        ) if kind in (b"u1", "u1") and width == _PIXELS and count * width == len(content):
+            return np.frombuffer(content, dtype=np.uint8).reshape(count, 3, 32, 32)
+    raise DataError(f"is not a CIFAR batch (no array of bytes with {_PIXELS} columns under 'data')")
+
+
+_SOURCE = (
+    "Download https://www.cs.toronto.edu/~kriz/{archive} (or the hub's parquet files of {hub}) into "
+    "the folder {name}/ of the directory that REGROW_DATA names"
+)
+
+CIFAR10 = Dataset(
+    DatasetInfo(
+        name="cifar10",
+        title="CIFAR-10",
+        channels=3,
+        size=32,
+        classes=10,
+        train=50_000,
+        test=10_000,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+        pad=4,
+        flip=True,
+        source=_SOURCE.format(name="cifar10", archive="cifar-10-python.tar.gz", hub="uoft-cs/cifar10"),
+    ),
+    load,
+)
+CIFAR100 = Dataset(
+    DatasetInfo(
+        name="cifar100",
+        title="CIFAR-100",
+        channels=3,
+        size=32,
+        classes=100,
+        train=50_000,
+        test=10_000,
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+        pad=4,
+        flip=True,
+        source=_SOURCE.format(name="cifar100", archive="cifar-100-python.tar.gz", hub="uoft-cs/cifar100"),
+    ),
+    load,
+)

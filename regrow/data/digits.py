@@ -1,9 +1,9 @@
-"""The digits that come with the package, so that everything can be tried without a download.
+"""Digits that come with the package, for a first try without a download.
 
 8x8 images of handwritten digits, the test part of "Optical Recognition of Handwritten Digits" by E. Alpaydin
 and C. Kaynak (1998), UCI Machine Learning Repository, https://doi.org/10.24432/C50P49, licensed CC BY 4.0.
-Each pixel counts the set pixels in a 4x4 block of a 32x32 bitmap (0 to 16) and is scaled by 15 here.
-The split is fixed: in UCI's order the first 1,297 images train and the last 500 test.
+A pixel is the number of set pixels in a 4x4 block of a 32x32 bitmap (0 to 16), multiplied by 15 here.
+The split is fixed: in UCI's order, the first 1,297 images are for training and the last 500 for testing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
-from regrow.data.catalog import Info
-from regrow.data.errors import DataError, broken
+from regrow.data.files import DataError, broken
 from regrow.data.images import ImageSet
+from regrow.data.registry import Dataset, DatasetInfo
 
 
-def load(info: Info, split: str) -> ImageSet:
-    """Return the "train" or "test" part of the embedded digits."""
+def load(info: DatasetInfo, split: str, **_: object) -> ImageSet:
+    """Return the "train" or "test" digits, which are not affected by the other arguments of `regrow.data.load`."""
     images, labels = _read(info)
     part = slice(None, info.train) if split == "train" else slice(info.train, None)
     return ImageSet(
@@ -31,7 +31,7 @@ def load(info: Info, split: str) -> ImageSet:
     )
 
 
-def _read(info: Info) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], ...]:
+def _read(info: DatasetInfo) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], ...]:
     with as_file(files("regrow.data") / "digits.npz") as path:
         try:
             with np.load(path, allow_pickle=False) as archive:
@@ -41,3 +41,22 @@ def _read(info: Info) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], 
         if images.shape != (info.train + info.test, 8, 8) or labels.shape != (info.train + info.test,):
             raise DataError(f"{path}: holds images of shape {images.shape}. {info.source}.")
         return images, labels
+
+
+DIGITS = Dataset(
+    DatasetInfo(
+        name="digits",
+        title="Digits",
+        channels=1,
+        size=8,
+        classes=10,
+        train=1297,
+        test=500,
+        mean=(0.2879,),
+        std=(0.3535,),
+        pad=0,
+        flip=False,
+        source="It comes with the package: reinstall regrow",
+    ),
+    load,
+)

@@ -1,42 +1,65 @@
-"""Where data lives on this machine: the user's directory, the cache, and what was decoded before."""
+"""Find, download, verify and cache the files of data sets; `DataError` for files that cannot be used."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
+import logging
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from regrow.data.catalog import Info
-from regrow.data.errors import DataError
+from regrow.data.registry import DatasetInfo
+from regrow.system import cache_folder
 
 Bytes = NDArray[np.uint8]
 
-# Where packages such as dataset-fashion-mnist put their files.
+# The folder of Debian packages such as dataset-fashion-mnist.
 DEBIAN = Path("/usr/share/datasets")
 
+_log = logging.getLogger(__name__)
 
-def cache_directory() -> Path:
-    """Return the folder for downloads and decoded images: `~/.cache/regrow` or `$XDG_CACHE_HOME/regrow`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "regrow"
+
+class DataError(ValueError):
+    """A data file is missing, truncated, corrupt or of the wrong kind; the message names it."""
+
+
+def broken(path: Path, why: str, fix: str) -> DataError:
+    """Return the error for a file that exists but cannot be used.
+
+    >>> raise broken(Path("t10k-labels-idx1-ubyte.gz"), "ends after 4 bytes", "Download it again.")
+    """
+    return DataError(f"{path}: {why}. {fix}")
+
+
+def require(module: str) -> ModuleType:
+    """Import an optional module of the extra `data`; the error says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = {"PIL": "pillow"}.get(module.partition(".")[0], module.partition(".")[0])
+        raise ImportError(f'reading this needs {package}: pip install "regrow[data]"') from error
 
 
 def download_folder(name: str) -> Path:
-    """Return the folder that downloads of data set `name` go to."""
-    return cache_directory() / "data" / name
+    """Return the folder for downloads of data set `name`."""
+    return cache_folder() / "data" / name
 
 
 def folders(name: str, root: Path | str | None) -> list[Path]:
-    """Return the folders in which files of data set `name` are looked for, in this order.
+    """Return the folders to search for files of data set `name`, in this order.
 
-    With `root` it is `root/name` alone; otherwise the directory that REGROW_DATA names, the cache, and the
-    place where Debian's `dataset-*` packages put their files.
+    With `root`, this is only `root/name`; otherwise the folder of REGROW_DATA, the cache, and the folder of Debian's
+    `dataset-*` packages.
     """
     if root is not None:
         return [_directory(root, "root") / name]
@@ -46,23 +69,23 @@ def folders(name: str, root: Path | str | None) -> list[Path]:
     return found
 
 
-def missing(info: Info, searched: Sequence[Path]) -> DataError:
-    """Return the error for a data set that is in none of the folders."""
+def missing(info: DatasetInfo, searched: Sequence[Path]) -> DataError:
+    """Return the error for a data set that is not in any of the folders."""
     places = ", ".join(map(str, searched))
     return DataError(f"{info.title} was not found (looked in {places}). {info.source}.")
 
 
 def cached(sources: Sequence[Path], shape: tuple[int, ...], make: Callable[[], Bytes]) -> Bytes:
-    """Return `make()`, from the cache if the same files (by content) were decoded before.
+    """Return `make()`, from the cache if files with the same content were decoded before.
 
-    Decoding CIFAR-10 takes several seconds, reading the decoded array a tenth of one. A cache that cannot be
-    read or written (a full disk, a read-only home) only costs that time.
+    Decoding CIFAR-10 takes several seconds, reading the decoded array a tenth of a second. A cache that cannot be read
+    or written (full disk, read-only home) only costs that time.
     """
     digest = hashlib.sha256(repr(shape).encode())
     for source in sources:
         with source.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    path = cache_directory() / "decoded" / f"{digest.hexdigest()[:32]}.npy"
+    path = cache_folder() / "decoded" / f"{digest.hexdigest()[:32]}.npy"
     with contextlib.suppress(OSError, ValueError, EOFError):
         array: Bytes = np.load(path, allow_pickle=False)
         if array.shape == shape and array.dtype == np.uint8:
@@ -81,7 +104,7 @@ def _directory(path: Path | str, what: str) -> Path:
 
 
 def _save(path: Path, array: Bytes) -> None:
-    """Write beside and rename, so that a reader never meets half a file."""
+    """Write to a temporary file and rename it, so that a reader never sees a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         try:
@@ -91,3 +114,38 @@ def _save(path: Path, array: Bytes) -> None:
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file on the web and the SHA-256 of its content."""
+
+    url: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """File name on disk."""
+        return self.url.rpartition("/")[2]
+
+
+def fetch(info: DatasetInfo, remotes: Sequence[Remote]) -> Path:
+    """Download the missing files of `remotes` and return their folder.
+
+    A file gets its name only when it is complete and its hash is right.
+    """
+    folder = download_folder(info.name)
+    for remote in remotes:
+        path = folder / remote.name
+        if path.is_file():
+            continue
+        _log.info("downloading %s to %s", remote.url, path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(
+                remote.url, str(path), hash_prefix=remote.sha256, progress=sys.stderr.isatty()
+            )
+        # torch reports a wrong hash as RuntimeError, urllib everything else as OSError or ValueError.
+        except (OSError, RuntimeError, ValueError) as error:
+            raise DataError(f"{path}: could not be downloaded from {remote.url} ({error}). {info.source}.") from error
+    return folder

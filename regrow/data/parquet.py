@@ -1,4 +1,4 @@
-"""Reads images in the parquet layout of the Hugging Face hub: a struct of encoded bytes, and a label."""
+"""Images in the Hugging Face hub's parquet layout: a struct of encoded bytes, and a label."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from regrow.data.catalog import Info
-from regrow.data.draws import Indices
-from regrow.data.errors import DataError, broken, require
-from regrow.data.files import Bytes, cached
+from regrow.data.files import Bytes, DataError, broken, cached, require
 from regrow.data.images import ImageSet
-from regrow.host.cores import cores
+from regrow.data.random import Indices
+from regrow.data.registry import DatasetInfo
+from regrow.system import cores
 
-# A row number and the bytes there.
+# Row number and encoded image.
 Image = tuple[int, bytes | None]
 
 _ROWS = 1000
 
 
 def shards(folder: Path, split: str) -> list[Path]:
-    """Return the files of `split` in `folder` in order, none if it has no such files.
+    """Return the files of `split` in `folder`, in order.
 
-    The hub numbers them `train-00000-of-00002.parquet`; a gap in the numbers is a missing file.
+    The hub numbers them `train-00000-of-00002.parquet`; a missing number raises a `DataError`.
     """
     found = sorted(folder.glob(f"{split}*.parquet"))
     numbers = [re.search(r"-(\d+)-of-(\d+)\.parquet$", path.name) for path in found]
@@ -43,8 +42,8 @@ def shards(folder: Path, split: str) -> list[Path]:
     return found
 
 
-def load(info: Info, files: Sequence[Path], *, label: str, classes: tuple[str, ...]) -> ImageSet:
-    """Return the images and labels of all `files` in memory; images are decoded once and then cached."""
+def load(info: DatasetInfo, files: Sequence[Path], *, label: str, classes: tuple[str, ...]) -> ImageSet:
+    """Load the images and labels of all `files`; decoded images are cached."""
     labels, names = [], None
     for path in files:
         with reading(path, info):
@@ -66,7 +65,7 @@ def load(info: Info, files: Sequence[Path], *, label: str, classes: tuple[str, .
 
 
 @contextmanager
-def reading(path: Path, info: Info) -> Iterator[None]:
+def reading(path: Path, info: DatasetInfo) -> Iterator[None]:
     """Turn what pyarrow says about a broken file into a `DataError` that names it."""
     arrow = require("pyarrow")
     try:
@@ -77,7 +76,7 @@ def reading(path: Path, info: Info) -> Iterator[None]:
         raise broken(path, f"is not a readable parquet file ({error})", f"{info.source}.") from error
 
 
-def read_labels(file: Any, label: str, path: Path, info: Info) -> Indices:
+def read_labels(file: Any, label: str, path: Path, info: DatasetInfo) -> Indices:
     """Return the column of labels of an open parquet file."""
     _column(file.schema_arrow, (label,), path, info)
     kind = file.schema_arrow.field(label).type
@@ -89,7 +88,7 @@ def read_labels(file: Any, label: str, path: Path, info: Info) -> Indices:
     return np.asarray(values.to_numpy(), dtype=np.int64)
 
 
-def image_column(schema: Any, path: Path, info: Info) -> str:
+def image_column(schema: Any, path: Path, info: DatasetInfo) -> str:
     """Return the name of the column of encoded images."""
     name = _column(schema, ("img", "image"), path, info)
     kind = schema.field(name).type
@@ -99,7 +98,7 @@ def image_column(schema: Any, path: Path, info: Info) -> str:
 
 
 def class_names(schema: Any, label: str) -> tuple[str, ...] | None:
-    """Return the names of the classes that the hub keeps in the schema, if they are there."""
+    """Return the class names in the hub's schema, or None."""
     try:
         features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
         return tuple(map(str, features[label]["names"]))
@@ -108,18 +107,18 @@ def class_names(schema: Any, label: str) -> tuple[str, ...] | None:
 
 
 def decode(encoded: bytes | None, channels: int) -> Any:
-    """Return the loaded PIL image, grey or RGB; bytes that are no image are a `DataError` that says why."""
+    """Decode an image to a PIL image, gray or RGB; raise a `DataError` that says what is wrong."""
     image = require("PIL.Image")
     try:
         with image.open(io.BytesIO(encoded or b"")) as picture:
             return picture.convert("RGB" if channels == 3 else "L")
-    # Decoders meet broken bytes with OSError, ValueError, SyntaxError, struct.error and more.
+    # Decoders raise OSError, ValueError, SyntaxError, struct.error and more.
     except Exception as error:
         raise DataError(f"cannot be decoded ({error})") from error
 
 
-def _decode_all(info: Info, files: Sequence[Path], counts: Sequence[int]) -> Bytes:
-    """Decode on all cores; Pillow lets go of the interpreter while it works."""
+def _decode_all(info: DatasetInfo, files: Sequence[Path], counts: Sequence[int]) -> Bytes:
+    """Decode on all CPUs; Pillow releases the interpreter lock."""
     images = np.empty((sum(counts), info.channels, info.size, info.size), dtype=np.uint8)
     with ThreadPoolExecutor(cores()) as pool:
         first = 0
@@ -132,8 +131,8 @@ def _decode_all(info: Info, files: Sequence[Path], counts: Sequence[int]) -> Byt
     return images
 
 
-def _encoded(info: Info, path: Path, count: int) -> list[list[Image]]:
-    """Return the `count` encoded images of a file in lists of a handy length."""
+def _encoded(info: DatasetInfo, path: Path, count: int) -> list[list[Image]]:
+    """Return the `count` encoded images of a file in chunks."""
     with reading(path, info):
         file = require("pyarrow.parquet").ParquetFile(path)
         column = image_column(file.schema_arrow, path, info)
@@ -143,7 +142,7 @@ def _encoded(info: Info, path: Path, count: int) -> list[list[Image]]:
     return [list(enumerate(rows[i : i + _ROWS], start=i)) for i in range(0, count, _ROWS)]
 
 
-def _decode_into(info: Info, path: Path, chunk: list[Image], target: Bytes) -> None:
+def _decode_into(info: DatasetInfo, path: Path, chunk: list[Image], target: Bytes) -> None:
     for place, (row, encoded) in enumerate(chunk):
         try:
             picture = decode(encoded, info.channels)
@@ -156,7 +155,7 @@ def _decode_into(info: Info, path: Path, chunk: list[Image], target: Bytes) -> N
         target[place] = pixels.transpose(2, 0, 1)
 
 
-def _column(schema: Any, wanted: tuple[str, ...], path: Path, info: Info) -> str:
+def _column(schema: Any, wanted: tuple[str, ...], path: Path, info: DatasetInfo) -> str:
     for name in wanted:
         if name in schema.names:
             return name

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from regrow.deploy.prepared import check_same, output_of, prepared
+from regrow.checks import warn
+from regrow.core.modules import check_same, output_of, prepared
 from regrow.engine.codegen.build import KernelLibrary, NoCompilerError, load_library, specialized_library
 from regrow.engine.codegen.specialize import specialize
 from regrow.engine.frontend.fuse import fuse, join_shortcuts
@@ -19,7 +20,6 @@ from regrow.engine.plan.tune import Tuning, rows_pay, tuned
 from regrow.engine.runtime.fallback import TorchRunner
 from regrow.engine.runtime.model import CompiledModel, Runner, noise
 from regrow.engine.runtime.session import NativeRunner, RowsRunner
-from regrow.host.warn import warn
 
 SLICED_FROM = 1_000_000
 """Multiply-accumulates per image from which slices of rows usually pay, if nothing is measured."""

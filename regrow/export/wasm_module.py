@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regrow.deploy.export_c import rounded_graph
-from regrow.deploy.prepared import check_same, distance, output_of, prepared
+from regrow.core.modules import check_same, distance, output_of, prepared
 from regrow.engine.frontend.fuse import fuse, join_shortcuts
 from regrow.engine.frontend.graph import Graph
 from regrow.engine.frontend.torch_export import capture
@@ -26,10 +25,11 @@ from regrow.engine.plan.schedule import schedule
 from regrow.engine.plan.split import in_bands
 from regrow.engine.plan.weights import BITS, Format
 from regrow.engine.runtime.fallback import TorchRunner
+from regrow.export.c_source import rounded_graph
 from regrow.export.html_page import html_page, script_data
 from regrow.export.wasm_plan import LANES, module_data
 from regrow.export.wasm_template import fill, read_template
-from regrow.host.disk import write_atomically
+from regrow.system import write_atomically
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,17 @@ class WasmExport:
     error: float
     checked: str | None
 
+    def __str__(self) -> str:
+        checked = f"checked in {self.checked}" if self.checked else "not run: neither Node.js nor wasmtime is installed"
+        return "\n".join(
+            [
+                f"{self.module}, {self.script.name}, {self.types.name} and {self.page.name}; open {self.page} to try it",
+                f"file    {self.size:>11,} bytes",
+                f"memory  {self.memory:>11,} bytes, which never grow",
+                f"error   {self.error:>11.1e} of the largest output on the example ({checked})",
+            ]
+        )
+
 
 def wasm(
     model: nn.Module,
@@ -58,9 +69,9 @@ def wasm(
     folder: str | Path,
     *,
     weights: Format = "fp32",
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    classes: Sequence[str] | None = None,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    classes: Sequence[str] = (),
 ) -> WasmExport:
     """Write `model` as `model.wasm`, `model.js`, `model.d.ts` and `index.html` in `folder`.
 
@@ -128,14 +139,14 @@ def info_of(module: bytes) -> dict[str, Any]:
     return described
 
 
-def _info(graph: Graph, weights: Format, **optional: Sequence[float] | Sequence[str] | None) -> dict[str, Any]:
+def _info(graph: Graph, weights: Format, **optional: Sequence[float] | Sequence[str]) -> dict[str, Any]:
     channels = graph.input.shape[0]
     for name in ("mean", "std"):
-        if (values := optional[name]) is not None and len(values) != channels:
+        if (values := optional[name]) and len(values) != channels:
             raise ValueError(f"{name} must have a value for each of {channels} channels, got {len(values)}")
-    if (classes := optional["classes"]) is not None and len(classes) != graph.output.numel:
+    if (classes := optional["classes"]) and len(classes) != graph.output.numel:
         raise ValueError(f"classes must name all {graph.output.numel} outputs, got {len(classes)}")
-    known = {name: list(values) for name, values in optional.items() if values is not None}
+    known = {name: list(values) for name, values in optional.items() if values}
     return {"input": list(graph.input.shape), "output": list(graph.output.shape), "weights": weights, **known}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -12,14 +11,13 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import Parameter, UninitializedParameter
 
-from regrow.host.hints import did_you_mean
+from regrow.checks import warn
+from regrow.core.modules import clean_name, named_parameters
 from regrow.host.layout import is_dense
 from regrow.host.shards import check_placement, first_row, held, is_sharded
-from regrow.host.warn import warn
+from regrow.text import did_you_mean
 
 TargetSpec = str | Iterable[str] | Callable[[str, Parameter], bool] | None
-
-_WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+|_orig_mod\.|_checkpoint_wrapped_module\.")
 
 
 @dataclass(frozen=True)
@@ -51,22 +49,6 @@ class Target:
             return held(tensor)
         first = first_row(self.param)
         return tensor[first : first + len(self.held)] if tensor.ndim else tensor
-
-
-def clean_name(name: str) -> str:
-    """Drop the prefixes that DDP, `AveragedModel`, `torch.compile` and activation checkpointing put before a name.
-
-    >>> clean_name("module._orig_mod.conv1.weight")
-    'conv1.weight'
-    """
-    return _WRAPPERS.sub("", name)
-
-
-def named_parameters(model: nn.Module) -> dict[str, Parameter]:
-    """Return every parameter once, under its clean name."""
-    named = list(model.named_parameters())
-    clean = {clean_name(name): parameter for name, parameter in named}
-    return clean if len(clean) == len(named) else dict(named)
 
 
 def zero_outside(masks: Mapping[str, Tensor], model: nn.Module) -> None:
@@ -152,9 +134,10 @@ def _matching_names(parameters: dict[str, Parameter], patterns: list[str]) -> se
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise TypeError(f"targets must be names, globs or a predicate, got {pattern!r}")
-        name = pattern if pattern in parameters else clean_name(pattern)
-        exact = [each for each in (name, f"{name}.weight") if each in parameters]
-        found = exact[:1] or fnmatch.filter(weights, name) or fnmatch.filter(weights, f"{name}.weight")
+        # A name may have the prefix of a wrapper, or start like one.
+        names = [each for name in (pattern, clean_name(pattern)) for each in (name, f"{name}.weight")]
+        exact = [name for name in names if name in parameters]
+        found = exact[:1] or next(filter(None, (fnmatch.filter(weights, name) for name in names)), [])
         if not found:
             raise ValueError(f"no weight matches target {pattern!r}. {_known(parameters, pattern)}")
         chosen.update(found)

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.checks import check_amount
-from regrow.host.warn import warn
+from regrow.checks import check_amount, warn
 from regrow.methods.about import About
 from regrow.methods.rewire import Rewire, RewireOptions
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.checks import check_amount, check_share
 from regrow.choices.random import uniform
-from regrow.core.checks import check_amount, check_share
 from regrow.core.schedule import Schedule
 from regrow.core.weights import Memory
 from regrow.methods.about import About

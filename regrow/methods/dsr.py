@@ -21,8 +21,8 @@ from typing import Any, Literal, Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.checks import check_amount, check_count, check_share
 from regrow.choices.budget import allocate
-from regrow.core.checks import check_amount, check_count, check_share
 from regrow.host.targets import find_targets
 from regrow.methods.about import About
 from regrow.methods.rewire import Rewire, RewireOptions

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.masks import Masks
-from regrow.host.targets import clean_name
+from regrow.core.modules import clean_name
 from regrow.methods.about import About
 from regrow.methods.pruner import Pruner
 

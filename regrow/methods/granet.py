@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.checks import check_share
 from regrow.choices.budget import Allotment
-from regrow.core.checks import check_share
 from regrow.core.schedule import Cubic, Schedule, check_sparsity
 from regrow.methods.about import About
 from regrow.methods.options import check_constant, needed

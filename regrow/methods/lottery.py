@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from regrow.checks import check_share, check_steps
 from regrow.choices.budget import Allotment, Scope
-from regrow.core.checks import check_share, check_steps
 from regrow.core.masks import Masks
 from regrow.core.schedule import check_sparsity
 from regrow.core.weights import Memory

@@ -13,9 +13,8 @@ from typing import Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.checks import check_steps
+from regrow.checks import check_steps, warn
 from regrow.core.schedule import Schedule
-from regrow.host.warn import warn
 from regrow.methods.about import About
 from regrow.methods.options import Options
 from regrow.methods.pruner import Pruner

@@ -7,10 +7,10 @@ from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 import torch.distributed as dist
 
+from regrow.checks import check_steps
 from regrow.choices.budget import Scope
 from regrow.choices.decay import Decay
 from regrow.choices.score import Criterion
-from regrow.core.checks import check_steps
 from regrow.host.targets import TargetSpec
 
 

@@ -10,7 +10,7 @@ from typing import Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.checks import check_share
+from regrow.checks import check_share
 from regrow.host.shards import held
 from regrow.methods.options import Options, check_constant, needed
 from regrow.methods.pruner import Pruner

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.checks import warn
 from regrow.choices.budget import Allotment, Scope
 from regrow.choices.carried import weight_of
 from regrow.choices.decay import Decay, DecayAtPruned, at_pruned
@@ -23,7 +24,6 @@ from regrow.core.schedule import Schedule, as_schedule, check_sparsity
 from regrow.core.weights import Weight
 from regrow.host.optimizers import hookable
 from regrow.host.targets import Target, TargetSpec, find_targets
-from regrow.host.warn import warn
 from regrow.methods.options import ExplicitSignature
 
 

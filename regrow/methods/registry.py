@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
-from regrow.host.hints import did_you_mean, plain
 from regrow.methods.pruner import Pruner
+from regrow.text import did_you_mean, plain
 
 
 def find_method(name: str) -> type[Pruner]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from regrow.analysis import account
-from regrow.core.checks import check_steps
+from regrow.checks import check_steps
 from regrow.core.masks import Masks
 from regrow.core.schedule import Schedule
 

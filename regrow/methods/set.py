@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.checks import check_share
+from regrow.checks import check_share
 from regrow.methods.about import About
 from regrow.methods.rewire import Rewire, RewireOptions
 

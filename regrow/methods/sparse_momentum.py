@@ -15,8 +15,8 @@ from typing import Literal, Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.checks import check_share
 from regrow.choices.budget import allocate, row_sum
-from regrow.core.checks import check_share
 from regrow.host.shards import held
 from regrow.methods.about import About
 from regrow.methods.rewire import Rewire, RewireOptions

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.checks import check_amount
 from regrow.choices.decay import Decay
 from regrow.choices.units import Groups, parse_unit
-from regrow.core.checks import check_amount
 from regrow.core.weights import Memory
 from regrow.host.targets import TargetSpec
 from regrow.methods.about import About

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.checks import check_share, check_steps
 from regrow.choices.units import check_rows
-from regrow.core.checks import check_share, check_steps
 from regrow.core.schedule import Schedule
 from regrow.core.weights import Weight
 from regrow.host.shards import Shards

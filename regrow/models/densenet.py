@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regrow.models.architecture import Network
-from regrow.models.initialization import initialize
+from regrow.models.base import Network, initialize
 
 
 class DenseLayer(nn.Module):

@@ -1,16 +1,15 @@
-"""Networks by name: `build("resnet20")`, with every mistake answered by what would be right."""
+"""Networks by name: `build("resnet20")`."""
 
 import inspect
 import re
 from collections.abc import Callable
 
-from regrow.host.hints import did_you_mean
-from regrow.models.architecture import Architecture, Network, Option
+from regrow.models.base import Architecture, Network, Option
 from regrow.models.densenet import DenseNet
-from regrow.models.resnet import IMAGENET_DEPTHS, CifarResNet, ImageNetResNet
+from regrow.models.resnet import IMAGENET_DEPTHS, CifarResNet, ImageNetResNet, WideResNet
 from regrow.models.small import SmallCNN
 from regrow.models.vgg import VGG16, VGG16D
-from regrow.models.wide_resnet import WideResNet
+from regrow.text import did_you_mean
 
 _CIFAR = (
     *(f"resnet{depth}" for depth in (8, 20, 32, 44, 56, 110)),
@@ -36,7 +35,7 @@ _FAMILIES: tuple[tuple[str, Callable[..., Network]], ...] = (
 
 
 def names() -> tuple[str, ...]:
-    """The names that `build` knows: networks for small images first, then those in ImageNet style.
+    """Return the names that `build` knows: networks for small images first, then those in ImageNet style.
 
     CIFAR style: `resnet8/20/32/44/56/110`, `wrn28-2/4/8`, `vgg16`, `vgg16-d` (with hidden linear layers),
     `densenet40/100`, `small`. ImageNet style (7x7 stem and max-pool, best from 64 pixels): `resnet18/34/50/101/152`.
@@ -47,11 +46,11 @@ def names() -> tuple[str, ...]:
 
 
 def build(name: str, *, classes: int = 10, channels: int = 3, size: int = 32, **options: Option) -> Network:
-    """Make a freshly initialised network.
+    """Build a network with newly initialized weights.
 
     Every network takes images of `channels` x `size` x `size` pixels and returns `classes` logits; the
     remaining options are those of its class, such as `width` (base width) or `stem_stride` for `resnet20`,
-    `growth` for `densenet40`. All options, defaults included, are kept in `model.architecture`.
+    `growth` for `densenet40`. All options, including defaults, are in `model.architecture`.
 
     >>> build("resnet20", classes=100).architecture.name
     'resnet20'
@@ -80,7 +79,7 @@ def _family(name: str) -> tuple[Callable[..., Network], list[int]]:
 
 
 def _complete(name: str, make: Callable[..., Network], given: dict[str, Option]) -> dict[str, Option]:
-    """The options of the class with what was given, in the order of its signature."""
+    """Return all options of the class, with the given values, in the order of its signature."""
     parameters = inspect.signature(make).parameters.values()
     defaults: dict[str, Option] = {
         p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("classes", "channels")

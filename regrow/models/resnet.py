@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016): the CIFAR form, depth 6n+2, and the ImageNet form, 18 to 152 layers."""
+"""Residual networks (He et al. 2016) for CIFAR and ImageNet, and wide ones (Zagoruyko & Komodakis 2016)."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -6,8 +6,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regrow.models.architecture import Network
-from regrow.models.initialization import initialize
+from regrow.models.base import Network, initialize
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
@@ -15,7 +14,7 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """Identity where shapes agree, otherwise a 1x1 convolution with batch norm (option B of the paper)."""
+    """Return the identity if shapes agree, otherwise a 1x1 convolution with batch norm (option B of the paper)."""
     if inputs == outputs and stride == 1:
         return nn.Identity()
     return nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
@@ -44,7 +43,7 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions and a shortcut.
 
-    The stride sits in the 3x3 convolution, as in the widely used Torch and torchvision versions; in He et al.
+    The stride is in the 3x3 convolution, as in the widely used Torch and torchvision versions; in He et al.
     it is in the first 1x1. The parameters are the same.
     """
 
@@ -141,4 +140,60 @@ class ImageNetResNet(Network):
         x = F.relu(self.bn1(self.conv1(x)))
         x = F.max_pool2d(x, 3, stride=2, padding=1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.classify(x)
+
+
+class PreActivationBlock(nn.Module):
+    """Batch norm and ReLU before each of two 3x3 convolutions.
+
+    If the shape changes, the shortcut is a 1x1 convolution (without batch norm) of the *activated* input, as in the
+    authors' code.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(inputs)
+        self.conv1 = _conv(inputs, outputs, 3, stride)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.conv2 = _conv(outputs, outputs, 3)
+        self.shortcut = None
+        if inputs != outputs or stride != 1:
+            self.shortcut = _conv(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the branch to the shortcut."""
+        activated = F.relu(self.bn1(x))
+        branch: Tensor = self.conv2(F.relu(self.bn2(self.conv1(activated))))
+        shortcut: Tensor = x if self.shortcut is None else self.shortcut(activated)
+        return shortcut + branch
+
+
+def _pre_activation_stage(blocks: int, inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    first = PreActivationBlock(inputs, outputs, stride)
+    return nn.Sequential(first, *(PreActivationBlock(outputs, outputs, 1) for _ in range(blocks - 1)))
+
+
+class WideResNet(Network):
+    """WRN-d-k (Zagoruyko & Komodakis 2016): d = 6n+4 layers, three stages k times as wide as a CIFAR ResNet's.
+
+    Without dropout.
+    """
+
+    def __init__(self, depth: int, widen: int, *, classes: int = 10, channels: int = 3, width: int = 16) -> None:
+        super().__init__()
+        if depth < 10 or (depth - 4) % 6:
+            raise ValueError(f"a WideResNet has depth 6n+4 (10, 16, 22, 28, 34, 40, …), got {depth}.")
+        blocks, wide = (depth - 4) // 6, width * widen
+        self.conv1 = _conv(channels, width, 3)
+        self.layer1 = _pre_activation_stage(blocks, width, wide, 1)
+        self.layer2 = _pre_activation_stage(blocks, wide, 2 * wide, 2)
+        self.layer3 = _pre_activation_stage(blocks, 2 * wide, 4 * wide, 2)
+        self.bn = nn.BatchNorm2d(4 * wide)
+        self.fc = nn.Linear(4 * wide, classes)
+        initialize(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to logits."""
+        x = self.layer3(self.layer2(self.layer1(self.conv1(x))))
+        x = F.relu(self.bn(x))
         return self.classify(x)

@@ -3,14 +3,13 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regrow.models.architecture import Network
-from regrow.models.initialization import initialize
+from regrow.models.base import Network, initialize
 
 
 class SmallCNN(Network):
     """Three 3x3 convolutions of width w, 2w and 4w with batch norm and ReLU; 2x2 max-pools between them.
 
-    No shortcuts: nothing hides what pruning does to a layer. With one input channel and w = 16 it has
+    It has no shortcuts, so the effect of pruning a layer is easy to see. With one input channel and w = 16 it has
     23,184 conv weights.
     """
 

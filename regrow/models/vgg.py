@@ -3,8 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regrow.models.architecture import Network
-from regrow.models.initialization import initialize
+from regrow.models.base import Network, initialize
 
 # Per stage: how many 3x3 convolutions, and how many times the base width.
 _STAGES = ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8))
@@ -23,14 +22,14 @@ class VGG16(Network):
         for convolutions, factor in _STAGES:
             for _ in range(convolutions):
                 outputs = width * factor
-                # The bias would be undone by the batch norm behind it.
+                # The batch norm after it would cancel a bias.
                 layers += [
                     nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
                     nn.BatchNorm2d(outputs),
                     nn.ReLU(),
                 ]
                 inputs = outputs
-            # Rounding up changes nothing at 32 pixels, and lets 8 and 28 pixels through five pools.
+            # Rounding up makes no difference at 32 pixels, and allows 8 and 28 pixels with five pools.
             layers.append(nn.MaxPool2d(2, ceil_mode=True))
         self.features = nn.Sequential(*layers)
         self.fc = nn.Linear(inputs, classes)

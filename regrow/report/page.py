@@ -1,25 +1,41 @@
-"""A sweep as one HTML page that needs no network: tables, interactive figures, and where everything comes from."""
+"""Write runs as one self-contained HTML page: tables, interactive figures, recipes and environments."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from regrow.report import leaderboard
-from regrow.report.collection import Section, every_choice, layered, sections
-from regrow.report.files import vega_lite_version, vl_convert, write_figures
-from regrow.report.leaderboard import Lookup
-from regrow.report.outcomes import group
-from regrow.report.provenance import Environments, Origin, origins
-from regrow.report.runs import Run, find_runs
-from regrow.report.tasks import Task, make_tasks, percent
-from regrow.report.theme import DARK, LIGHT, dash
-from regrow.train.files import write_whole
-from regrow.version import __version__
+from regrow import __version__
+from regrow.report.figures.base import DARK, LIGHT, dash
+from regrow.report.render import (
+    Section,
+    every_choice,
+    layered,
+    sections,
+    vega_lite_version,
+    vl_convert,
+    write_figures,
+)
+from regrow.report.tables import (
+    Entry,
+    LeaderboardRow,
+    Lookup,
+    PendingRun,
+    Task,
+    leaderboard,
+    make_tasks,
+    pending_runs,
+    percent,
+)
+from regrow.runs.find import Run, find_runs
+from regrow.runs.folder import write_whole
+from regrow.runs.outcomes import Outcome, group
+from regrow.text import duration
 
 
 @dataclass(frozen=True)
@@ -27,17 +43,17 @@ class _Series:
     """A series in the legend of the page."""
 
     name: str
-    colour: int
+    color: int
     dashes: str
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What the page shows of one task."""
+    """The part of the page about one task."""
 
     task: Task
-    rows: list[leaderboard.Row]
-    pending: list[leaderboard.Pending]
+    rows: list[LeaderboardRow]
+    pending: list[PendingRun]
     sections: list[Section]
     origins: list[Origin]
 
@@ -74,9 +90,9 @@ def write_report(
     published: Lookup | None = None,
     figures: Path | str | None = None,
 ) -> Path:
-    """Write the report of the runs in `paths` to `out`, and every figure as SVG, PNG and PDF into `figures`.
+    """Write the report of the runs in `paths` to `out`, and every figure as SVG, PNG and PDF to `figures`.
 
-    `note` is printed under the title; `published` gives the numbers in print to put beside ours.
+    `note` is printed under the title; `published` returns the published accuracy of a recipe.
 
     >>> write_report(["runs"], "report.html", figures="figures")
     """
@@ -107,14 +123,14 @@ def _page(
         note=note,
         parts=parts,
         runs=len(runs),
-        unfinished=sum(run.result is None and run.diverged is None for run in runs),
+        unfinished=sum(run.result is None for run in runs),
         repeated=[(str(again.folder), str(first.folder)) for again, first in repeated],
         environments=environments.all(),
         version=__version__,
         light=LIGHT,
         dark=DARK,
         style=_asset("page.css"),
-        # Nothing inside a script element may look like its end.
+        # The content of a script element must not contain its end tag.
         payload=json.dumps(_payload(parts), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
         vega=vl_convert().javascript_bundle(vl_version=vega_lite_version()).replace("</script", "<\\/script"),
         script=_asset("page.js"),
@@ -124,15 +140,15 @@ def _page(
 def _part(task: Task, environments: Environments, published: Lookup | None) -> _Part:
     return _Part(
         task=task,
-        rows=leaderboard.rows(task, published),
-        pending=leaderboard.pending(task),
+        rows=leaderboard(task, published),
+        pending=pending_runs(task),
         sections=sections(task),
         origins=origins(task, environments),
     )
 
 
 def _payload(parts: list[_Part]) -> dict[str, Any]:
-    """Everything that the page's script draws."""
+    """Return the data for the page's script."""
     return {
         "themes": {"light": LIGHT.config(), "dark": DARK.config()},
         "figures": {
@@ -146,3 +162,82 @@ def _payload(parts: list[_Part]) -> dict[str, Any]:
 
 def _asset(name: str) -> str:
     return files("regrow.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class RunSource:
+    """One run behind a row of the leaderboard."""
+
+    folder: str
+    seed: int
+    top1: str
+    time: str
+    environment: int | None
+    """Number of its environment, from 1."""
+    command: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The recipe of an entry and its runs."""
+
+    label: str
+    recipe: str
+    sources: tuple[RunSource, ...]
+
+
+@dataclass(frozen=True)
+class RunEnvironment:
+    """Machine and software of one or more runs."""
+
+    number: int
+    facts: tuple[tuple[str, str], ...]
+
+
+class Environments:
+    """Numbers the distinct environments of runs, in order of appearance."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, run: Run) -> int | None:
+        """Return the number of the run's environment; None if it was not recorded."""
+        facts = {name: value for name, value in run.environment.items() if name != "command"}
+        return self._numbers.setdefault(json.dumps(facts), len(self._numbers) + 1) if facts else None
+
+    def all(self) -> list[RunEnvironment]:
+        """Return all environments so far."""
+        return [RunEnvironment(number, _facts(json.loads(text))) for text, number in self._numbers.items()]
+
+
+def origins(task: Task, environments: Environments) -> list[Origin]:
+    """Return the recipes and runs of a task, in the order of its leaderboard."""
+    return [_origin(entry, environments) for entry in task.entries]
+
+
+def _origin(entry: Entry, environments: Environments) -> Origin:
+    sources = [_source(outcome, environments) for outcome in entry.group.outcomes]
+    return Origin(entry.label, entry.group.outcomes[0].run.recipe.to_toml(), tuple(sources))
+
+
+def _source(outcome: Outcome, environments: Environments) -> RunSource:
+    run, top1 = outcome.run, outcome.final.get("top1")
+    seconds = (run.result or run.diverged or {}).get("seconds")
+    return RunSource(
+        folder=str(run.folder),
+        seed=run.recipe.seed,
+        top1=("★ diverged" if outcome.diverged else "not finished") if top1 is None else f"{top1:.2f}",
+        time="–" if seconds is None else duration(seconds),
+        environment=environments.number(run),
+        command=_command(run.environment.get("command") or []),
+    )
+
+
+def _command(words: Sequence[str]) -> str:
+    return shlex.join(map(str, words))
+
+
+def _facts(environment: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    versions = environment.pop("versions", {})
+    facts = {**environment, **versions}
+    return tuple((name, str(value)) for name, value in facts.items() if value is not None)

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a live table of the runs under way, and a line for each that has ended."""
+"""Terminal display of a sweep: a live table of the active runs, and a line for each run that has ended."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from regrow.sweep.events import Began, Event, Update
-from regrow.train.console import make_console
-from regrow.train.text import duration
+from regrow.sweep.driver import Began, Event, Update
+from regrow.text import duration
+from regrow.train.display import make_console
 
 
-class Board:
-    """Listens to a sweep and shows it; on anything but a terminal it prints the lines and no table."""
+class SweepDisplay:
+    """Listener that shows a sweep; without a terminal it prints the lines and no table."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or make_console()
         self._running: dict[str, tuple[float, str]] = {}
         self._total = self._before = self._done = self._failed = 0
         self._begun = time.monotonic()
-        self._live = Live(console=self.console, get_renderable=self._picture, transient=True, refresh_per_second=2)
+        self._live = Live(console=self.console, get_renderable=self._table, transient=True, refresh_per_second=2)
 
     def __call__(self, event: Event) -> None:
         """Show `event`."""
@@ -34,12 +34,12 @@ class Board:
             self._update(event)
 
     def close(self) -> None:
-        """Take the table away."""
+        """Remove the table."""
         self._live.stop()
 
     def _begin(self, event: Began) -> None:
         self._total, self._before, self._begun = len(event.jobs), event.finished, time.monotonic()
-        before = f", {event.finished:,} of them finished before" if event.finished else ""
+        before = f", {event.finished:,} of them finished" if event.finished else ""
         at_once = f", {event.workers:,} at a time" if event.workers else ""
         self.console.print(f"{self._total:,} runs{before}{at_once}", soft_wrap=True)
         if self.console.is_terminal and event.workers:
@@ -63,8 +63,7 @@ class Board:
                 self._print(name, f"failed: {event.text}", "red")
             case "retrying" | "busy":
                 self._running.pop(name, None)
-                again = "trying again" if event.state == "retrying" else "waiting"
-                self._print(name, f"{again}: {event.text}", "yellow")
+                self._print(name, f"{'retrying' if event.state == 'retrying' else 'waiting'}: {event.text}", "yellow")
 
     def _print(self, name: str, text: str, style: str = "") -> None:
         ended = self._before + self._done + self._failed
@@ -75,7 +74,7 @@ class Board:
         recipe, record = event.job.recipe, event.record
         return f"epoch {record['epoch']}/{recipe.epochs + recipe.finetune_epochs}  {scores(record)}"
 
-    def _picture(self) -> Group:
+    def _table(self) -> Group:
         rows = Table(box=None, pad_edge=False, show_header=False)
         room = max(3, self.console.height - 4)
         for name, (started, text) in list(self._running.items())[:room]:
@@ -92,5 +91,5 @@ class Board:
 
 
 def scores(record: Mapping[str, Any]) -> str:
-    """Return what matters of an epoch's record or a result."""
+    """Return the accuracy and sparsity in an epoch's record or a result, as text."""
     return f"top-1 {record['top1']:5.2f}  sparsity {100 * record['sparsity']:4.1f} %"

@@ -1,4 +1,4 @@
-"""A pool of processes on this machine, one for each run, none of which outlives the driver for long."""
+"""Execute the runs of a sweep in processes on this machine, one per run; they stop when the driver does."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from regrow.sweep.job import Job, Outcome
+from regrow.sweep.jobs import Job, JobResult, work
 
-# What every run imports, and takes seconds: torch's optimizers need its compiler, even where nothing is compiled.
-_PRELOAD = ["regrow.sweep.work", "torch._dynamo"]
-# How long a run may take to finish its present step and save it before it is killed.
+# Imported once, because it takes seconds: torch's optimizers need its compiler even if nothing is compiled.
+_PRELOAD = ["regrow.sweep.jobs", "regrow.train.run", "torch._dynamo"]
+# Seconds in which a run must finish its current step and save it before it is killed.
 GRACE = 30.0
 
 
@@ -25,11 +25,11 @@ GRACE = 30.0
 class _Worker:
     job: Job
     process: BaseProcess
-    outcome: Connection
+    result: Connection
 
 
-class LocalPool:
-    """Starts processes from a server that has imported torch already, so that a run begins in milliseconds."""
+class LocalExecutor:
+    """Forks processes from a server that has imported torch already, so that a run starts in milliseconds."""
 
     def __init__(self, workers: int, *, threads: int = 1) -> None:
         self.workers, self._threads = workers, threads
@@ -38,22 +38,22 @@ class LocalPool:
         self._busy: list[_Worker] = []
 
     def submit(self, job: Job) -> None:
-        """Begin to work on `job` in a process of its own."""
+        """Start `job` in its own process."""
         receiver, sender = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_serve, args=(job, self._threads, sender))
         process.start()
         sender.close()
         self._busy.append(_Worker(job, process, receiver))
 
-    def wait(self, seconds: float) -> list[tuple[Job, Outcome]]:
+    def wait(self, seconds: float) -> list[tuple[Job, JobResult]]:
         """Return the jobs whose process has ended, after at most `seconds`."""
         connection.wait([worker.process.sentinel for worker in self._busy], seconds)
         ended = [worker for worker in self._busy if not worker.process.is_alive()]
         self._busy = [worker for worker in self._busy if worker not in ended]
-        return [(worker.job, _outcome(worker)) for worker in ended]
+        return [(worker.job, _result(worker)) for worker in ended]
 
     def close(self) -> None:
-        """Ask all runs to save and stop; kill those that do not within `GRACE` seconds."""
+        """Ask all runs to save and stop; kill those that take longer than `GRACE` seconds."""
         for worker in self._busy:
             worker.process.terminate()
         deadline = time.monotonic() + GRACE
@@ -64,15 +64,15 @@ class LocalPool:
         self._busy.clear()
 
 
-def _outcome(worker: _Worker) -> Outcome:
+def _result(worker: _Worker) -> JobResult:
     worker.process.join()
     try:
-        found = worker.outcome.recv()
+        found = worker.result.recv()
     except (EOFError, OSError):
-        return Outcome("died", _cause_of_death(worker.process.exitcode or 0))
+        return JobResult("died", _cause_of_death(worker.process.exitcode or 0))
     finally:
-        worker.outcome.close()
-    return found if isinstance(found, Outcome) else Outcome("died", f"it sent {found!r}")
+        worker.result.close()
+    return found if isinstance(found, JobResult) else JobResult("died", f"it sent {found!r}")
 
 
 def _cause_of_death(code: int) -> str:
@@ -83,16 +83,14 @@ def _cause_of_death(code: int) -> str:
 
 def _serve(job: Job, threads: int, sender: Connection) -> None:
     """Work on `job` in the worker's process."""
-    from regrow.sweep.work import work
-
-    threading.Thread(target=_leave_with_the_driver, daemon=True).start()
-    outcome = work(job, threads=threads)
-    with contextlib.suppress(BrokenPipeError):  # the driver may be gone; the folder tells the next one
-        sender.send(outcome)
+    threading.Thread(target=_stop_with_driver, daemon=True).start()
+    result = work(job, threads=threads)
+    with contextlib.suppress(BrokenPipeError):  # without a driver, the next one finds the result in the folder
+        sender.send(result)
 
 
-def _leave_with_the_driver() -> None:
-    """Stop this process when the driver is gone, however it went: save first, then leave in any case."""
+def _stop_with_driver() -> None:
+    """Wait for the driver to end, for whatever reason; then save and exit."""
     driver = multiprocessing.parent_process()
     assert driver is not None, "workers are started by a driver"
     driver.join()

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a summary, a line per epoch under a live bar, and a table at the end."""
+"""Terminal display of a run: a summary, a progress bar with a line per epoch, and a table at the end."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from regrow import data
-from regrow.methods.registry import find_method, method_options
-from regrow.train.config import Recipe
-from regrow.train.console import make_console
+from regrow.runs.recipe import Recipe
+from regrow.text import duration, quantity
 from regrow.train.events import EpochEnded, Event, Finished, Started, Stepped
-from regrow.train.pruning import ramps
-from regrow.train.text import duration, quantity
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console that prints text unchanged: a folder may be called `a[red]b` or `:cat:`."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 class Display:
-    """Listens to a run and shows it; on anything but a terminal it prints plain lines and no bar.
+    """Listener that shows a run; without a terminal it prints plain lines and no progress bar.
 
-    `lines_every` prints the line of every so many epochs; without `tables` there is no summary at start and end.
+    A line is printed every `lines_every` epochs. Without `tables`, the summaries at start and end are left out.
     """
 
     def __init__(self, console: Console | None = None, *, lines_every: int = 1, tables: bool = True) -> None:
@@ -61,7 +62,7 @@ class Display:
         self.console.print(f"warning: {message}", style="yellow", soft_wrap=True)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._progress.stop()
 
     def _start(self, event: Started) -> None:
@@ -72,7 +73,7 @@ class Display:
             self.console.print(start_table(event))
         if event.resumed:
             done = event.step / event.steps_per_epoch
-            self.console.print(f"going on after {done:.4g} of {self._epochs} epochs (step {event.step:,})")
+            self.console.print(f"resumed after {done:.4g} of {self._epochs} epochs (step {event.step:,})")
         epoch = min(event.step // event.steps_per_epoch + 1, self._epochs)
         self._task = self._progress.add_task(f"epoch {epoch}/{self._epochs}", total=event.total, loss=0.0)
         self._progress.start()
@@ -87,7 +88,7 @@ class Display:
         )
 
     def _eta(self, step: int) -> str:
-        """Say how long it will take; a run that went on in an evaluation has no step to measure yet."""
+        """Return the remaining time; a run resumed during an evaluation has not measured a step yet."""
         if step == self._first:
             return ""
         seconds = time.monotonic() - self._clock
@@ -95,7 +96,7 @@ class Display:
 
 
 def start_table(event: Started) -> Table:
-    """What is about to happen."""
+    """Return the summary shown before the first step."""
     recipe, costs = event.recipe, event.account
     targeted = sum(layer.targeted for layer in costs.layers)
     table = _facts(title(recipe))
@@ -105,7 +106,7 @@ def start_table(event: Started) -> Table:
     if recipe.takes_sparsity:
         table.add_row("sparsity", _sparsity(recipe))
     if recipe.method == "fixed":
-        table.add_row("masks", f"those of {recipe.masks}")
+        table.add_row("masks", f"from {recipe.masks}")
     table.add_row("training", _training(recipe, event.steps_per_epoch))
     if recipe.finetune_epochs:
         table.add_row(
@@ -116,7 +117,7 @@ def start_table(event: Started) -> Table:
 
 
 def result_table(result: dict[str, Any]) -> Table:
-    """What came out."""
+    """Return the summary of a result."""
     on = "" if result["evaluated_on"] == "test" else " (held-out training images)"
     table = _facts(f"{title(Recipe.of(result['recipe']))}: done in {duration(result['seconds'])}")
     table.add_row("top-1", f"{result['top1']:.2f} %{on}")
@@ -129,19 +130,21 @@ def result_table(result: dict[str, Any]) -> Table:
 
 
 def _shortfall(result: dict[str, Any]) -> str:
-    """Say it when a training was too short for what it was asked: that of a method that ramps up weight by weight.
+    """Return a note if training was too short to reach the target sparsity.
 
-    Whole filters and N of M neighbours are counted otherwise, and the other methods end as they start.
+    Only for methods that ramp up the sparsity and prune single weights: filters and N:M groups are counted differently.
     """
     recipe = Recipe.of(result["recipe"])
     exact = recipe.method in ("dpf", "incremental") and recipe.unit in (None, "weight")
     if not exact or result["sparsity"] > recipe.sparsity - 0.001:
         return ""
-    return f"; {100 * recipe.sparsity:g} % was asked: train longer, or lower --every"
+    return f"; the target is {100 * recipe.sparsity:g} %: train longer, or lower --every"
 
 
 def title(recipe: Recipe) -> str:
     """Return the run's heading, such as `resnet20 · CIFAR-10 · dpf 90 %`."""
+    from regrow import data  # imports torch, which the display of a sweep does not need
+
     pruned = f"{recipe.method} {100 * recipe.sparsity:g} %" if recipe.takes_sparsity else recipe.method
     return f"{recipe.model} · {data.info(recipe.data).title} · {pruned}"
 
@@ -154,16 +157,19 @@ def _facts(heading: str) -> Table:
 
 
 def _sparsity(recipe: Recipe) -> str:
+    from regrow.methods.registry import find_method, method_options
+    from regrow.train.build import ramps
+
     pruned = f"{100 * recipe.sparsity:g} % of the {'filters' if recipe.prunes_filters else 'weights'}"
     if recipe.method == "oneshot":
-        return f"{pruned}, all at once after {recipe.epochs} epochs"
+        return f"{pruned}, in one step after {recipe.epochs} epochs"
     if "total_steps" in method_options(find_method(recipe.method)):
         return f"{pruned}, on the method's own schedule"
-    end = recipe.ramp_share * recipe.epochs if ramps(find_method(recipe.method)) else 0
+    end = recipe.ramp_fraction * recipe.epochs if ramps(find_method(recipe.method)) else 0
     return f"{pruned}, " + (f"reached after {end:.4g} epochs" if end else "from the first step")
 
 
 def _training(recipe: Recipe, steps: int) -> str:
-    drops = ", ".join(f"{share * recipe.epochs:.4g}" for share in recipe.drops)
+    drops = ", ".join(f"{fraction * recipe.epochs:.4g}" for fraction in recipe.drops)
     drop = f", x{recipe.drop_factor:g} after {drops} epochs" if drops else ""
     return f"{recipe.epochs} epochs of {steps:,} steps, {recipe.optimizer} at {recipe.lr:g}{drop}"

@@ -1,19 +1,24 @@
-"""What a run tells those who watch it."""
+"""Events of a run, for listeners such as the terminal display and TensorBoard."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from regrow.analysis import Account
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
+
+if TYPE_CHECKING:
+    from regrow.analysis import Account
+
+_CURVES = ("loss", "test_loss", "top1", "top5", "lr", "sparsity", "delta", "flips", "iou", "images_per_second")
 
 
 @dataclass(frozen=True)
 class Started:
-    """Everything is built and the first step is next."""
+    """Everything is built; the first step comes next."""
 
     recipe: Recipe
     folder: Path
@@ -42,7 +47,7 @@ class EpochEnded:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run is complete; `result` is what result.json holds."""
+    """The run is complete; `result` is the content of result.json."""
 
     folder: Path
     result: dict[str, Any]
@@ -50,3 +55,41 @@ class Finished:
 
 Event = Started | Stepped | EpochEnded | Finished
 Listener = Callable[[Event], None]
+
+
+def has_tensorboard() -> bool:
+    """Return whether TensorBoard is installed."""
+    return importlib.util.find_spec("tensorboard") is not None
+
+
+class TensorBoard:
+    """Listener that writes the curves of a run to its folder `tensorboard`; metrics.jsonl has the same numbers."""
+
+    def __init__(self) -> None:
+        self._writer: Any = None
+
+    def __call__(self, event: Event) -> None:
+        """Write `event`."""
+        match event:
+            case Started():
+                from torch.utils.tensorboard import SummaryWriter
+
+                done = event.step // event.steps_per_epoch
+                # Hides the points that a killed process wrote after its last checkpoint.
+                self._writer = SummaryWriter(event.folder / "tensorboard", purge_step=done + 1)
+            case EpochEnded():
+                self._write(event.record)
+            case Finished():
+                self.close()
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        for name in _CURVES:
+            if record.get(name) is not None:
+                self._writer.add_scalar(name, record[name], record["epoch"])
+        for layer, sparsity in record["layers"].items():
+            self._writer.add_scalar(f"layers/{layer}", sparsity, record["epoch"])

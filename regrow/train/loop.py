@@ -1,4 +1,4 @@
-"""The training loop: a step, an epoch, a phase; its whole state can be taken out and put back between two steps."""
+"""The training loop: step, epoch and phase. Its whole state can be saved and restored between two steps."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.analysis import Dynamics
-from regrow.core import Masks
+from regrow.core.masks import Masks
 from regrow.data import DataError
 from regrow.host.layout import unpack
 from regrow.host.shards import held, is_sharded
 from regrow.methods import Fixed, Pruner
 from regrow.models import Network
-from regrow.train import parts
-from regrow.train.config import Recipe, RecipeError
-from regrow.train.evaluation import evaluate
-from regrow.train.parallel import share_buffers, spread, whole
-from regrow.train.pruning import make_pruner
-from regrow.train.rates import Rate, finetuning_rate, training_rate
-from regrow.train.world import World
+from regrow.runs.recipe import Recipe, RecipeError
+from regrow.train import build
+from regrow.train.build import LearningRate
+from regrow.train.distributed import Ranks, broadcast_buffers, full_tensor, parallelize
+from regrow.train.evaluate import evaluate
 
-# Elsewhere than on the CPU, reading every loss would make the device wait.
+# Losses are read in blocks, because reading each one would stall a GPU.
 _LOSSES_AT_ONCE = 50
 
 
 class StateError(ValueError):
-    """A state is not one that this training can have been in."""
+    """A state does not belong to this training."""
 
 
 class DivergedError(RuntimeError):
@@ -41,8 +39,8 @@ class DivergedError(RuntimeError):
 
 
 @dataclass
-class Tally:
-    """What the present epoch has added up so far."""
+class EpochTotals:
+    """Sums over the current epoch so far."""
 
     loss: float = 0.0
     images: int = 0
@@ -51,20 +49,20 @@ class Tally:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training with one optimizer and one pruner, from step `start` to step `end`."""
+    """A part of training with one optimizer and one pruner, from step `start` to step `end`."""
 
     name: str
     start: int
     end: int
-    rate: Rate
+    rate: LearningRate
     optimizer: Optimizer
     pruner: Pruner
 
 
 class Trainer:
-    """Trains as `recipe` says. `run` can be left after any step; a trainer made of its state goes on bit for bit.
+    """Trains a recipe. After any step, `run` can be left; a trainer built from its state continues bit for bit.
 
-    `sets` are images of one's own instead of those of `recipe.data`. The processes of `world` do everything together.
+    `sets` replaces the images of `recipe.data`. All `ranks` call all methods in the same order.
     """
 
     def __init__(
@@ -72,20 +70,20 @@ class Trainer:
         recipe: Recipe,
         state: Mapping[str, Any] | None = None,
         *,
-        sets: parts.Sets | None = None,
-        world: World = World(),  # noqa: B008 - it is immutable
+        sets: build.Sets | None = None,
+        ranks: Ranks = Ranks(),  # noqa: B008 - it is immutable
     ) -> None:
-        self.recipe, self._world = recipe, world
+        self.recipe, self._ranks = recipe, ranks
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
-        self.device = parts.make_device(recipe)
-        # The network first: a misspelt one is noticed before minutes of decoding.
-        self.model = parts.make_model(recipe, sets.info if sets else None)
-        self.sets = sets or parts.make_sets(recipe, world)
-        network = spread(self.model, world, recipe.parallel)
+        self.device = build.make_device(recipe)
+        # The network first: a misspelled name is reported before minutes of decoding images.
+        self.model = build.make_model(recipe, sets.info if sets else None)
+        self.sets = sets or build.make_sets(recipe, ranks)
+        network = parallelize(self.model, ranks, recipe.parallel)
         self._network: nn.Module = cast(nn.Module, torch.compile(network)) if recipe.compile else network
         self._losses: list[tuple[int, Tensor, int]] = []
-        self.step, self.tally = 0, Tally()
+        self.step, self.totals = 0, EpochTotals()
         if state is not None:
             self._restore(state)
             return
@@ -99,18 +97,18 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
-        """Epochs that are complete."""
+        """Number of complete epochs."""
         return self.step // self.sets.steps
 
     def run(self, after_step: Callable[[], None], after_epoch: Callable[[dict[str, Any]], None]) -> None:
-        """Train to the end; the callbacks may raise to leave, and `run` be called again.
+        """Train to the end. The callbacks may raise to stop; a later call of `run` continues.
 
-        `after_epoch` is given the epoch's record: see `_end_epoch`.
+        `after_epoch` gets the epoch's record: see `_end_epoch`.
         """
         while True:
-            if self.tally.images and self.step % self.sets.steps == 0:
+            if self.totals.images and self.step % self.sets.steps == 0:
                 record = self._end_epoch(after_step)
-                self.tally = Tally()
+                self.totals = EpochTotals()
                 after_epoch(record)
             if self.step == self.total:
                 return
@@ -121,12 +119,12 @@ class Trainer:
             self._train(epoch, batch, after_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next steps depend on, as plain tensors, numbers and texts."""
+        """Return everything that the next steps depend on, as tensors, numbers and strings."""
         self._settle_losses()
         self.check_finite()
         return {
             "step": self.step,
-            "tally": asdict(self.tally),
+            "tally": asdict(self.totals),
             "phase": self.phase.name,
             "model": self.model.state_dict(),
             "optimizer": self.phase.optimizer.state_dict(),
@@ -135,13 +133,13 @@ class Trainer:
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Take over a state; one that another recipe, or nobody, has made may fail in any way."""
+        """Load a state. One of another recipe, or a crafted one, may fail in any way."""
         try:
             self.model.load_state_dict(state["model"])
             self.phase = self._saved_phase(state)
             self.dynamics = Dynamics(self.phase.pruner.whole_masks())
             self.dynamics.load_state_dict(state["dynamics"])
-            self.step, self.tally = int(state["step"]), Tally(**state["tally"])
+            self.step, self.totals = int(state["step"]), EpochTotals(**state["tally"])
         except Exception as error:
             raise StateError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
         if not self.phase.start <= self.step <= self.phase.end:
@@ -150,7 +148,7 @@ class Trainer:
     def _saved_phase(self, state: Mapping[str, Any]) -> Phase:
         training = state["phase"] == "train"
         phase = self._training() if training else self._finetuning(saved_masks(state["pruner"]))
-        # Once more: a method may prune what it meets when it is attached.
+        # Again, because a method may prune the weights when it is attached.
         self.model.load_state_dict(state["model"])
         phase.optimizer.load_state_dict(state["optimizer"])
         phase.pruner.load_state_dict(state["pruner"])
@@ -158,24 +156,24 @@ class Trainer:
 
     def _training(self) -> Phase:
         recipe, total = self.recipe, self.sets.steps * self.recipe.epochs
-        optimizer = parts.make_optimizer(recipe, self.model, kind=recipe.optimizer, lr=recipe.lr)
-        pruner = make_pruner(recipe, self.model, optimizer, self.sets.steps)
-        return Phase("train", 0, total, training_rate(recipe, total), optimizer, pruner)
+        optimizer = build.make_optimizer(recipe, self.model, kind=recipe.optimizer, lr=recipe.lr)
+        pruner = build.make_pruner(recipe, self.model, optimizer, self.sets.steps)
+        return Phase("train", 0, total, build.training_rate(recipe, total), optimizer, pruner)
 
     def _finetuning(self, masks: Masks) -> Phase:
-        """Fix the mask and start afresh with the optimizer of fine-tuning (Section 5, "+FT")."""
+        """Return the fine-tuning phase: a fixed mask and a new optimizer (Section 5, "+FT")."""
         recipe, total = self.recipe, self.sets.steps * self.recipe.finetune_epochs
-        optimizer = parts.make_optimizer(recipe, self.model, kind=recipe.finetune_optimizer, lr=recipe.finetune_lr)
+        optimizer = build.make_optimizer(recipe, self.model, kind=recipe.finetune_optimizer, lr=recipe.finetune_lr)
         pruner = Fixed(self.model, optimizer, masks)
         start = self.sets.steps * recipe.epochs
-        return Phase("finetune", start, start + total, finetuning_rate(recipe, total), optimizer, pruner)
+        return Phase("finetune", start, start + total, build.finetuning_rate(recipe, total), optimizer, pruner)
 
     def _train(self, epoch: int, batch: int, after_step: Callable[[], None]) -> None:
         self._network.train()
         started = time.perf_counter()
         for images, labels in self.sets.train.epoch(epoch, batch):
             self._train_batch(images, labels)
-            self.tally.seconds += time.perf_counter() - started
+            self.totals.seconds += time.perf_counter() - started
             after_step()
             started = time.perf_counter()
 
@@ -189,8 +187,8 @@ class Trainer:
         self._losses.append((self.step + 1, loss.detach(), len(labels)))
         if self.device.type == "cpu" or len(self._losses) == _LOSSES_AT_ONCE:
             self._settle_losses()
-        # The mean over processes is the mean over the whole batch, though their shares of it may differ by an image.
-        (loss * (len(labels) * self._world.size / count)).backward()
+        # Weighted, because the parts of a batch may differ by an image and DDP averages over the ranks.
+        (loss * (len(labels) * self._ranks.size / count)).backward()
         pruner = self.phase.pruner
         updates = pruner.updates
         try:
@@ -200,18 +198,18 @@ class Trainer:
             raise
         optimizer.zero_grad()
         self.step += 1
-        self.tally.images += count
+        self.totals.images += count
         if pruner.updates != updates:
             self.dynamics.observe(pruner.whole_masks())
 
     def _end_epoch(self, after_batch: Callable[[], None]) -> dict[str, Any]:
-        """Evaluate, and return what is known about the epoch; only the last two entries depend on the clock."""
+        """Evaluate and return the record of the epoch; only the last two entries depend on the clock."""
         self._settle_losses()
         self.check_finite()
         if self.recipe.parallel == "fsdp":
-            share_buffers(self.model, self._world)
+            broadcast_buffers(self.model, self._ranks)
         score = evaluate(
-            self._network, self.sets.test, bf16=self.recipe.bf16, after_batch=after_batch, world=self._world
+            self._network, self.sets.test, bf16=self.recipe.bf16, after_batch=after_batch, ranks=self._ranks
         )
         stats, moved = self.phase.pruner.stats(), self.dynamics.epoch_end(self.phase.pruner.whole_masks())
         return {
@@ -219,7 +217,7 @@ class Trainer:
             "step": self.step,
             "phase": self.phase.name,
             "lr": self.phase.rate(self.step - 1 - self.phase.start),
-            "loss": self.tally.loss / self.tally.images,
+            "loss": self.totals.loss / self.totals.images,
             **score.record(),
             "sparsity": stats.sparsity,
             "requested": stats.requested,
@@ -230,34 +228,34 @@ class Trainer:
             "refresh_flips": moved.refresh_flip_ratio,
             "refresh_iou": moved.refresh_iou,
             "layers": dict(stats.layers),
-            "seconds": self.tally.seconds,
-            "images_per_second": self.tally.images / self.tally.seconds,
+            "seconds": self.totals.seconds,
+            "images_per_second": self.totals.images / self.totals.seconds,
         }
 
     def _settle_losses(self) -> None:
-        """Add up the losses since the last time, over all processes."""
-        sums = self._world.sum([float(loss) * images for _, loss, images in self._losses])
+        """Add the losses since the last call to the totals, summed over all ranks."""
+        sums = self._ranks.sum([float(loss) * images for _, loss, images in self._losses])
         for (step, _, images), value in zip(self._losses, sums, strict=True):
             if not math.isfinite(value):
                 raise DivergedError(f"the loss is {value / images} at step {step} ({self._where()})")
-            self.tally.loss += value
+            self.totals.loss += value
         self._losses.clear()
 
     def check_finite(self) -> None:
-        """Raise `DivergedError` unless all weights and statistics are finite, the weights behind the model too."""
+        """Raise `DivergedError` unless all weights (pruned and dense) and statistics are finite."""
         weights = {**self.model.state_dict(), **self.phase.pruner.weights}
         bad = [index for index, weight in enumerate(weights.values()) if not torch.isfinite(held(weight)).all()]
-        [worst] = self._world.most(bad[0] if bad else -1)
+        [worst] = self._ranks.max(bad[0] if bad else -1)
         if worst >= 0:
             name = list(weights)[int(worst)]
             raise DivergedError(f"{name} is no longer finite at step {self.step} ({self._where()})")
 
-    def whole_model(self) -> Network:
-        """Return the model; a sharded one put together, as a copy."""
+    def full_model(self) -> Network:
+        """Return the model; a sharded one is gathered into a copy."""
         if self.recipe.parallel != "fsdp":
             return self.model
-        model = parts.make_model(self.recipe, self.sets.info)
-        model.load_state_dict({name: whole(value) for name, value in self.model.state_dict().items()})
+        model = build.make_model(self.recipe, self.sets.info)
+        model.load_state_dict({name: full_tensor(value) for name, value in self.model.state_dict().items()})
         return model
 
     def _where(self) -> str:
@@ -266,11 +264,11 @@ class Trainer:
 
 
 def saved_masks(state: Mapping[str, Any]) -> Masks:
-    """Return the masks in a pruner's state, those of sharded weights put together."""
+    """Return the masks in a pruner's state, gathered if they are sharded."""
     saved, shapes = state["masks"].items(), state["shapes"]
     return Masks(
         {
-            name: whole(mask).to(torch.bool) if is_sharded(mask) else unpack(mask, torch.Size(shapes[name]), name)
+            name: full_tensor(mask).to(torch.bool) if is_sharded(mask) else unpack(mask, torch.Size(shapes[name]), name)
             for name, mask in saved
         }
     )
@@ -280,12 +278,12 @@ def make_trainer(
     recipe: Recipe,
     state: Mapping[str, Any] | None = None,
     *,
-    sets: parts.Sets | None = None,
-    world: World = World(),  # noqa: B008 - it is immutable
+    sets: build.Sets | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008 - it is immutable
 ) -> Trainer:
-    """Return the trainer; what its parts say against the recipe becomes a `RecipeError`."""
+    """Return the trainer; a `ValueError` of its parts becomes a `RecipeError`."""
     try:
-        return Trainer(recipe, state, sets=sets, world=world)
+        return Trainer(recipe, state, sets=sets, ranks=ranks)
     except (DataError, RecipeError, StateError):
         raise
     except ValueError as error:

@@ -167,7 +167,7 @@ def test_records_are_plain_numbers() -> None:
 
 def test_wrong_masks_are_named() -> None:
     dynamics = Dynamics(masks_from(0))
-    with pytest.raises(ValueError, match=r"watching the masks a.weight, b.weight; got other names or shapes: a.weight"):
+    with pytest.raises(ValueError, match=r"masks a.weight, b.weight; got different names or shapes: a.weight"):
         dynamics.observe({"a.weight": masks_from(0)["a.weight"]})
     with pytest.raises(TypeError, match=r"the mask of a.weight must be boolean .*got torch.float32"):
         dynamics.observe({name: mask.float() for name, mask in masks_from(0).items()})

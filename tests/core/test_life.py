@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import regrow
-from regrow.core import BasePruner
+from regrow.core.pruner import BasePruner
 from tests.core.nets import batches, sgd, small_cnn, train
 
 

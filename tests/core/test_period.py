@@ -7,8 +7,8 @@ from torch import nn
 import regrow
 from regrow.core.schedule import SHORTEST_RAMP, scaled_period
 from regrow.methods.options import EPOCH
-from regrow.paper.scales import find_scale, published_recipe
-from regrow.train.pruning import make_pruner
+from regrow.train.build import make_pruner
+from reproduce.scales import find_scale, published_recipe
 
 
 def _parts():
@@ -39,14 +39,14 @@ def test_without_a_ramp_three_quarters_of_the_training_stand_for_it():
 @pytest.mark.parametrize("network", ["resnet20", "resnet32", "resnet56", "wrn28-2", "wrn28-4", "wrn28-8", "vgg16"])
 def test_every_training_of_the_paper_keeps_its_16_steps(network):
     recipe = published_recipe(network)
-    end = round(recipe.ramp_share * recipe.epochs * 391)
+    end = round(recipe.ramp_fraction * recipe.epochs * 391)
     assert end >= SHORTEST_RAMP
     assert scaled_period(16, ramp_end=end) == 16
 
 
 def test_imagenet_in_the_paper_keeps_its_16_steps():
     recipe = published_recipe("resnet50")
-    assert scaled_period(16, ramp_end=round(recipe.ramp_share * recipe.epochs * 1_251)) == 16
+    assert scaled_period(16, ramp_end=round(recipe.ramp_fraction * recipe.epochs * 1_251)) == 16
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_period_is_a_number_of_steps_or_auto(every):
 @pytest.mark.parametrize("name", ["cpu", "small", "digits", "smoke"])
 @pytest.mark.parametrize("method", ["dpf", "incremental", "set", "sparse-momentum", "rigl", "dsr", "sfp"])
 def test_short_scales_scale_the_periods_of_all_methods(name, method):
-    from regrow.train.parts import make_model, make_optimizer
+    from regrow.train.build import make_model, make_optimizer
 
     recipe = find_scale(name).stand_in.changed(method=method, data="digits", width=4)
     model = make_model(recipe)

@@ -12,5 +12,5 @@ def an_empty_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
     """No data directory and an empty cache, so that tests see the files they made and no others."""
     cache = tmp_path_factory.mktemp("cache")
     monkeypatch.delenv("REGROW_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("REGROW_CACHE", str(cache))
     return cache

@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regrow.data import Batches, ImageSet, Info, load
-from regrow.data.draws import Stream, below, coins, words
+from regrow.data import Batches, DatasetInfo, ImageSet, load
+from regrow.data.random import Stream, below, coins, words
 
 seeds = st.integers(0, 2**64 - 1)
 
 
 def numbered(count: int, *, pad: int = 2, flip: bool = True) -> ImageSet:
     """A set of noise whose labels are the indices, so that batches say which images they hold."""
-    info = Info(
+    info = DatasetInfo(
         name="numbered",
         title="Numbered",
         channels=3,
@@ -74,7 +74,7 @@ def test_the_shares_of_all_processes_are_the_batch_of_one(world, share, count, s
 
 
 @given(count=st.integers(8, 40), seed=seeds, sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)))
-def test_what_happens_to_an_image_does_not_depend_on_the_batch_it_is_in(count, seed, sizes):
+def test_augmentation_of_an_image_does_not_depend_on_its_batch(count, seed, sizes):
     def by_label(size: int) -> torch.Tensor:
         pairs = list(Batches(numbered(count), size, seed=seed).epoch(1))
         labels = torch.cat([y for _, y in pairs])
@@ -112,7 +112,7 @@ def test_epochs_and_seeds_differ_in_order_and_in_augmentation():
 @settings(max_examples=30)
 def test_an_augmented_image_is_a_crop_of_the_padded_image_or_its_mirror(pad, flip, seed):
     images = numbered(12, pad=pad, flip=flip)
-    (pair,) = images.fetch([np.arange(12)], view=None)
+    (pair,) = images.fetch([np.arange(12)], augmentation=None)
     assert torch.equal(pair[0], images.images)
     ((x, y),) = Batches(images, 12, seed=seed).epoch(0)
     padded = torch.nn.functional.pad(images.images, (pad,) * 4)
@@ -146,7 +146,7 @@ def test_evaluation_shows_the_images_as_they_are_and_in_their_order():
     torch.testing.assert_close(torch.cat([x for x, _ in pairs]), plain(images), rtol=0, atol=1e-5)
 
 
-def test_images_come_in_the_type_and_memory_format_asked_for():
+def test_images_have_the_requested_type_and_memory_format():
     images = numbered(8)
     (reference,) = Batches(images, 8)
     (pair,) = Batches(images, 8, dtype=torch.bfloat16, channels_last=True)
@@ -170,8 +170,8 @@ def test_the_batches_of_a_seed_stay_the_same_from_release_to_release():
     [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"batch_size": 8, "rank": 2, "world": 2}, "rank must be in"),
-        ({"batch_size": 11, "drop_last": True}, "give no batch of 11"),
-        ({"batch_size": 9, "world": 2}, "a batch of 1 images cannot be shared by 2 processes"),
+        ({"batch_size": 11, "drop_last": True}, "not enough for a batch of 11"),
+        ({"batch_size": 9, "world": 2}, "a batch of 1 images cannot be split among 2 processes"),
         ({"batch_size": 8, "seed": -1}, "seed must be in"),
     ],
 )
@@ -180,7 +180,7 @@ def test_impossible_batches_are_refused_at_once(options, message):
         Batches(numbered(10), **options)
 
 
-def test_a_start_behind_the_end_is_refused_when_asked_for():
+def test_a_start_after_the_end_is_refused_at_once():
     with pytest.raises(ValueError, match=r"start must be in \[0, 2\].*got 3"):
         Batches(numbered(10), 5).epoch(0, 3)
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regrow.data import DataError, load
-from regrow.data.pickles import read_batch
+from regrow.data.cifar import read_batch
 
 
 def string(value: bytes) -> bytes:
@@ -132,11 +132,13 @@ class Malice:
         b"cnumpy.core.multiarray\n_reconstruct\n(cos\nsystem\nS'touch executed'\ntR.",
     ],
 )
-def test_a_batch_that_asks_for_code_to_be_run_is_refused_and_nothing_runs(tmp_path, monkeypatch, content):
+def test_a_batch_that_contains_code_is_refused_and_the_code_does_not_run(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10/test_batch").write_bytes(content)
-    with pytest.raises(DataError, match=r"test_batch: is not a CIFAR batch \(it asks for \w+\.\w+, which no CIFAR"):
+    with pytest.raises(
+        DataError, match=r"test_batch: is not a CIFAR batch \(it requests \w+\.\w+, which is not in a CIFAR"
+    ):
         load("cifar10", "test", root=tmp_path)
     assert not (tmp_path / "executed").exists()
 
@@ -163,7 +165,7 @@ def test_a_pickle_of_something_else_is_refused_with_the_reason(tmp_path, content
 
 @settings(max_examples=300)
 @given(data=st.data())
-def test_a_damaged_batch_is_read_or_refused_but_nothing_else(data):
+def test_a_damaged_batch_is_read_or_raises_data_error(data):
     content = bytearray(batch(images(1), [3]))
     if data.draw(st.booleans()):
         del content[data.draw(st.integers(1, len(content) - 1)) :]
@@ -180,7 +182,7 @@ def test_a_damaged_batch_is_read_or_refused_but_nothing_else(data):
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_damaged_archive_is_read_or_refused_but_nothing_else(tmp_path, data):
+def test_a_damaged_archive_is_read_or_raises_data_error(tmp_path, data):
     folder, archive = tmp_path / "cifar-10-batches-py", tmp_path / "data/cifar10/cifar-10-python.tar.gz"
     if not folder.exists():
         write_cifar10(folder)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from regrow.data import DataError, cifar, fashion, info, load
-from regrow.data.download import Remote, fetch
+from regrow.data import DataError, cifar, fashion_mnist, info, load
+from regrow.data.files import Remote, fetch
 from tests.data.test_cifar import pack, write_cifar10
 from tests.data.test_idx import write_fashion
 
@@ -57,16 +57,16 @@ def test_fashion_mnist_is_downloaded_file_by_file(server, monkeypatch, tmp_path)
     monkeypatch.setattr("regrow.data.files.DEBIAN", tmp_path / "no Debian")
     images = write_fashion(www)
     remotes = [Remote(f"{url}/{path.name}", sha256(path)) for path in www.iterdir()]
-    monkeypatch.setattr(fashion, "REMOTES", remotes)
+    monkeypatch.setattr(fashion_mnist, "REMOTES", remotes)
     assert torch.equal(load("fashion-mnist").images, torch.from_numpy(images[:, None]))
 
 
-def test_nothing_is_downloaded_when_that_was_not_wanted(tmp_path):
+def test_downloads_can_be_disabled(tmp_path):
     with pytest.raises(DataError, match=r"CIFAR-10 was not found \(looked in"):
         load("cifar10", download=False)
 
 
-def test_a_file_that_is_not_the_published_one_is_refused_and_leaves_nothing(server, an_empty_machine):
+def test_a_download_with_a_wrong_hash_is_refused_and_deleted(server, an_empty_machine):
     www, url = server
     (www / "file").write_bytes(b"something else")
     with pytest.raises(DataError, match=r"could not be downloaded from http.*invalid hash value.*Download https"):

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regrow.data import DataError, info, load
-from regrow.data.idx import read
+from regrow.data.fashion_mnist import read_idx
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
@@ -66,17 +66,17 @@ def test_a_missing_file_is_named_with_the_way_to_get_it(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no idx file of bytes in 1 dimensions"),
-        (b"\0\0\x0d\1" + bytes(8), "is no idx file of bytes in 1 dimensions"),
+        (b"", "is not an idx file of bytes in 1 dimensions"),
+        (b"\0\0\x0d\1" + bytes(8), "is not an idx file of bytes in 1 dimensions"),
         (b"\0\0\x08\1\0\0", "ends within its header, after 6 bytes"),
-        (idx(np.zeros(5, np.uint8))[:-1], r"holds 4 bytes where its shape \(5,\) needs 5"),
-        (idx(np.zeros(5, np.uint8)) + b"x", r"holds at least 6 bytes where its shape \(5,\) needs 5"),
+        (idx(np.zeros(5, np.uint8))[:-1], r"has 4 bytes, but its shape \(5,\) needs 5"),
+        (idx(np.zeros(5, np.uint8)) + b"x", r"has at least 6 bytes, but its shape \(5,\) needs 5"),
         (b"\0\0\x08\1\xff\xff\xff\xff", r"claims the impossible shape \(4294967295,\)"),
         (idx(np.full(5, 10, np.uint8)), r"labels of fashion-mnist must be in \[0, 10\), got values from 10 to 10"),
         (idx(np.zeros(4, np.uint8)), r"labels of fashion-mnist must be int64 of shape \(5,\)"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_with_its_name(tmp_path, content, message):
+def test_errors_name_the_file_and_the_problem(tmp_path, content, message):
     write_fashion(tmp_path / "fashion-mnist", compress=False)
     (tmp_path / "fashion-mnist/t10k-labels-idx1-ubyte").write_bytes(content)
     with pytest.raises(DataError, match=rf"t10k-(labels-idx1-ubyte|\*): {message}.*\. Install Debian"):
@@ -85,7 +85,7 @@ def test_what_is_wrong_with_a_file_is_said_with_its_name(tmp_path, content, mess
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), compress=st.booleans())
-def test_a_damaged_file_is_read_or_refused_but_nothing_else(tmp_path, data, compress):
+def test_a_damaged_file_is_read_or_raises_data_error(tmp_path, data, compress):
     content = idx(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
     content = bytearray(gzip.compress(content, mtime=0) if compress else content)
     for _ in range(data.draw(st.integers(0, 4))):
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_read_or_refused_but_nothing_else(tmp_path, data, comp
     path = tmp_path / ("x.gz" if compress else "x")
     path.write_bytes(content)
     try:
-        array = read(path, 3)
+        array = read_idx(path, 3)
     except DataError:
         return
     assert array.dtype == np.uint8

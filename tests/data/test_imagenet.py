@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from regrow.data import Batches, DataError, ImageStream, load
-from regrow.data.draws import Stream, words
-from regrow.data.encoded import WINDOW, Shards
-from regrow.data.stream import central_box, random_box
+from regrow.data.imagenet import ParquetReader
+from regrow.data.random import Stream, words
+from regrow.data.stream import WINDOW, central_box, random_box
 
 
 def jpeg(width: int, height: int, seed: int) -> bytes:
@@ -82,7 +82,7 @@ def test_folders_are_classes_in_the_order_of_their_names(folders):
 
 def test_evaluation_shows_the_middle_of_each_image_scaled_to_size(folders):
     train = load("imagenet", "train", root=folders, workers=0)
-    ((x, y),) = train.fetch([np.array([2])], view=None)
+    ((x, y),) = train.fetch([np.array([2])], augmentation=None)
     assert y.tolist() == [1]
     with Image.open(folders / "imagenet/train/n00000001/b.jpg") as picture:
         # 20 x 10 pixels: the shorter side scaled to 256, the central 224 of both.
@@ -109,7 +109,7 @@ def test_validation_images_are_the_test_part_and_the_unlabelled_ones_of_the_hub_
 
 
 @pytest.mark.parametrize("kind", ["folders", "shards"])
-def test_what_is_seen_depends_neither_on_workers_nor_batches_nor_processes(kind, request):
+def test_augmentation_depends_neither_on_workers_nor_batches_nor_processes(kind, request):
     train = load("imagenet", "train", root=request.getfixturevalue(kind), limit=24, workers=0)
     reference = epoch(train, 24)
     others = [
@@ -155,12 +155,12 @@ def test_an_epoch_over_shards_is_a_permutation_that_mixes_a_window_of_row_groups
 def test_each_row_group_is_read_once_in_an_epoch(shards, monkeypatch):
     loads: list[int] = []
 
-    class Counting(Shards):
+    class Counting(ParquetReader):
         def _load(self, block: int) -> list[bytes | None]:
             loads.append(block)
             return super()._load(block)
 
-    monkeypatch.setattr("regrow.data.imagenet.Shards", Counting)
+    monkeypatch.setattr("regrow.data.imagenet.ParquetReader", Counting)
     train = load("imagenet", "train", root=shards, workers=0)
     # Batches that do not straddle windows of 16 groups of 3 images.
     list(Batches(train, 3 * WINDOW, augment=False).epoch(0))
@@ -205,7 +205,7 @@ def test_an_image_that_cannot_be_decoded_is_named_even_by_a_worker(tmp_path, wor
     broken.write_bytes(broken.read_bytes()[:100])
     train = load("imagenet", "train", root=tmp_path, workers=workers)
     with pytest.raises(DataError, match=r"n00000005/a.JPEG: cannot be decoded \(.*\)\. Ask for access") as caught:
-        list(train.fetch([np.arange(10)], view=None))
+        list(train.fetch([np.arange(10)], augmentation=None))
     # The traceback refers to the loader: had it been left to the garbage collector, its workers would live on.
     assert caught.value
     assert not active_children()
@@ -221,7 +221,7 @@ def test_an_epoch_that_is_given_up_leaves_no_worker(folders):
 
 
 def test_no_worker_is_started_that_has_no_batch(folders):
-    pairs = load("imagenet", root=folders, limit=4, workers=2).fetch([np.arange(4)], view=None)
+    pairs = load("imagenet", root=folders, limit=4, workers=2).fetch([np.arange(4)], augmentation=None)
     next(pairs)
     assert len(active_children()) == 1
     pairs.close()
@@ -233,7 +233,7 @@ def test_a_row_that_cannot_be_decoded_is_named_by_its_place(tmp_path):
     pq.write_table(table, tmp_path / "imagenet/train.parquet", row_group_size=1)
     train = load("imagenet", "train", root=tmp_path, workers=0)
     with pytest.raises(DataError, match=r"train.parquet: row group 1, row 0: cannot be decoded"):
-        list(train.fetch([np.arange(2)], view=None))
+        list(train.fetch([np.arange(2)], augmentation=None))
 
 
 def test_missing_classes_images_and_files_are_named(tmp_path):
@@ -242,7 +242,7 @@ def test_missing_classes_images_and_files_are_named(tmp_path):
     image = tmp_path / "imagenet/train/n00000007/a.JPEG"
     image.unlink()
     with pytest.raises(DataError, match=r"n00000007/a.JPEG: cannot be read \(No such file or directory\)"):
-        list(train.fetch([np.array([9])], view=None))
+        list(train.fetch([np.array([9])], augmentation=None))
     with pytest.raises(DataError, match="n00000007: holds no image"):
         load("imagenet", "train", root=tmp_path)
     image.parent.rmdir()

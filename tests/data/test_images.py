@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
@@ -63,7 +65,7 @@ def test_a_limited_set_is_spread_over_the_whole(count):
 
 def test_limits_and_holdouts_that_cannot_be_are_refused():
     train = load("digits")
-    with pytest.raises(ValueError, match="limit must be between 1 and the 1,297 images there are, got 0"):
+    with pytest.raises(ValueError, match="limit must be between 1 and the 1,297 images of the set, got 0"):
         load("digits", limit=0)
     with pytest.raises(ValueError, match=r"holdout must be at least 1 .* got 1297"):
         train.split(1297)
@@ -114,3 +116,13 @@ def test_a_data_directory_that_does_not_exist_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("REGROW_DATA", str(tmp_path / "elsewhere"))
     with pytest.raises(DataError, match=r"REGROW_DATA is '.*elsewhere', which is not a directory"):
         load("cifar10")
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_data_set_in_the_table_knows_its_own_name(name):
+    assert info(name).name == name
+
+
+def test_listing_data_sets_imports_none_of_them():
+    code = "import sys, regrow.data; regrow.data.names(); sys.exit('regrow.data.cifar' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

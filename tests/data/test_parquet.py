@@ -52,13 +52,13 @@ def test_lossless_images_and_labels_come_back_as_they_were_across_shards(tmp_pat
 
 
 def test_grey_and_palette_images_become_rgb(tmp_path):
-    grey = images(1)[0, :, :, 0]
+    gray = images(1)[0, :, :, 0]
     palette = io.BytesIO()
-    Image.fromarray(grey).convert("P").save(palette, "GIF")
-    write(tmp_path / "cifar10/test.parquet", [encode(grey), palette.getvalue()], [0, 1])
+    Image.fromarray(gray).convert("P").save(palette, "GIF")
+    write(tmp_path / "cifar10/test.parquet", [encode(gray), palette.getvalue()], [0, 1])
     loaded = load("cifar10", "test", root=tmp_path)
     for image in loaded.images:
-        assert torch.equal(image, torch.from_numpy(grey).expand(3, 32, 32))
+        assert torch.equal(image, torch.from_numpy(gray).expand(3, 32, 32))
 
 
 def test_the_names_of_the_classes_are_those_of_the_file(tmp_path):
@@ -72,13 +72,13 @@ def test_the_second_time_images_come_from_the_cache_and_are_the_same(tmp_path, a
     path = tmp_path / "cifar10/test.parquet"
     write(path, [encode(image) for image in images(4)], [0, 1, 2, 3])
     first = load("cifar10", "test", root=tmp_path)
-    (cached,) = (an_empty_machine / "regrow/decoded").iterdir()
+    (cached,) = (an_empty_machine / "decoded").iterdir()
     stamp = cached.stat().st_mtime_ns
     assert torch.equal(load("cifar10", "test", root=tmp_path).images, first.images)
     assert cached.stat().st_mtime_ns == stamp
 
 
-def test_changed_files_are_decoded_anew(tmp_path):
+def test_changed_files_are_decoded_again(tmp_path):
     path = tmp_path / "cifar10/test.parquet"
     for seed in (1, 2):
         pixels = images(4, seed)
@@ -93,7 +93,7 @@ def test_a_damaged_cache_is_made_again(tmp_path, an_empty_machine, damage):
     pixels = images(4)
     write(tmp_path / "cifar10/test.parquet", [encode(image) for image in pixels], [0, 1, 2, 3])
     load("cifar10", "test", root=tmp_path)
-    (cached,) = (an_empty_machine / "regrow/decoded").iterdir()
+    (cached,) = (an_empty_machine / "decoded").iterdir()
     cached.write_bytes(damage)
     loaded = load("cifar10", "test", root=tmp_path)
     assert torch.equal(loaded.images, torch.from_numpy(pixels.transpose(0, 3, 1, 2)))
@@ -102,7 +102,7 @@ def test_a_damaged_cache_is_made_again(tmp_path, an_empty_machine, damage):
 
 def test_a_cache_that_cannot_be_written_does_not_stop_anyone(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("a file where the cache's folder should be")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("REGROW_CACHE", str(tmp_path / "file"))
     write(tmp_path / "cifar10/test.parquet", [encode(images(1)[0])], [7])
     assert load("cifar10", "test", root=tmp_path).labels.tolist() == [7]
 
@@ -130,7 +130,7 @@ def test_a_missing_shard_is_named(tmp_path):
         ([encode(images(1)[0])], [10], r"labels of cifar10 must be in \[0, 10\), got values from 10 to 10"),
     ],
 )
-def test_what_is_wrong_inside_a_file_is_said_with_its_name(tmp_path, encoded, labels, message):
+def test_errors_name_the_file_and_the_problem(tmp_path, encoded, labels, message):
     write(tmp_path / "cifar10/test.parquet", encoded, labels)
     with pytest.raises(DataError, match=f"test.parquet: .*{message}"):
         load("cifar10", "test", root=tmp_path)
@@ -155,7 +155,7 @@ def test_columns_of_another_kind_are_named_with_it(tmp_path):
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
-def test_a_damaged_file_is_read_or_refused_but_nothing_else(tmp_path, data):
+def test_a_damaged_file_is_read_or_raises_data_error(tmp_path, data):
     path = tmp_path / "cifar10/test.parquet"
     write(path, [encode(image) for image in images(5)], [0, 1, 2, 3, 4])
     content = bytearray(path.read_bytes())
@@ -172,7 +172,7 @@ def test_a_damaged_file_is_read_or_refused_but_nothing_else(tmp_path, data):
         assert load("cifar10", "test", root=tmp_path).images.shape[1:] == (3, 32, 32)
 
 
-def test_without_pyarrow_or_pillow_one_is_told_what_to_install(tmp_path):
+def test_the_error_without_pyarrow_or_pillow_says_what_to_install(tmp_path):
     write(tmp_path / "cifar10/test.parquet", [encode(images(1)[0])], [0])
     program = f"""
 import sys

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pages import better_rates, sizes
-from regrow.report.outcomes import Summary
+from regrow.runs.outcomes import Summary
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

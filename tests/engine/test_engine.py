@@ -85,7 +85,7 @@ def test_built_in_networks_give_what_torch_gives(name: str) -> None:
 
 
 class Bottlenecks(nn.Module):
-    """What chains are made of: 1 x 1 convolutions after another one, sums with what it read and with what they made."""
+    """Convolutions that run in bands: 1 x 1 after another one, with residual sums of their inputs and outputs."""
 
     def __init__(self, kernel: int, stride: int) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ def test_compiling_leaves_the_model_as_it_was() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_compiled_model_does_not_follow_later_changes() -> None:
+def test_later_changes_of_the_module_do_not_affect_a_compiled_model() -> None:
     model = Small().eval()
     x = torch.randn(1, 3, 9, 9)
     compiled = regrow.compile(model, x, tune=False)
@@ -189,7 +189,7 @@ def test_a_compiled_model_does_not_follow_later_changes() -> None:
     assert torch.equal(compiled(x), y)
 
 
-def test_what_is_absorbed_leaves_one_step_for_each_convolution() -> None:
+def test_fusing_leaves_one_node_per_convolution() -> None:
     graph = fuse(capture(build("wrn28-2").eval(), torch.randn(1, 3, 32, 32)))
     assert sum(isinstance(node, Conv) for node in graph.nodes) == 28
     assert not any(isinstance(node, Affine) for node in graph.nodes)
@@ -230,12 +230,12 @@ def test_a_model_that_decides_by_its_input_is_refused() -> None:
         regrow.compile(Deciding(), torch.randn(1, 3, 8, 8), tune=False)
 
 
-def test_a_compiled_model_says_what_it_takes() -> None:
+def test_the_repr_of_a_compiled_model_shows_its_shapes() -> None:
     compiled = regrow.compile(nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).eval(), torch.ones(1, 3, 2, 2), tune=False)
     assert repr(compiled) == "CompiledModel((3, 2, 2) -> (4,))"
 
 
-def test_without_a_compiler_torch_runs_the_plan_and_a_warning_says_so(
+def test_without_a_compiler_torch_runs_the_model_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")

@@ -1,4 +1,4 @@
-"""What users hand to the engine: models and tensors of every kind, torch with other defaults, caches in any state."""
+"""Inputs from users: models and tensors of every kind, other defaults of torch, caches in any state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regrow.engine.codegen import build as kernels
 from regrow.engine.codegen.build import NoCompilerError, find_compiler, load_library
 from regrow.engine.frontend.torch_export import UnsupportedOperationError
 from regrow.engine.plan import tune
-from regrow.host.cache import remember
+from regrow.system import remember
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -38,7 +38,7 @@ def other_defaults(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("other_defaults")
-def test_torchs_defaults_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_of_torch_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "_read", lambda *_: None)  # so that tiles are measured here and now
     with torch.device("cpu"):
         model = convolution().float()
@@ -67,7 +67,7 @@ def test_a_first_layer_that_works_in_place_leaves_the_example_alone(first: nn.Mo
 
 
 @pytest.mark.parametrize("kernel", [1, 2, 3])
-def test_a_maximum_keeps_what_is_not_a_number(kernel: int) -> None:
+def test_max_pooling_keeps_nan(kernel: int) -> None:
     model = nn.MaxPool2d(kernel).eval()
     compiled = regrow.compile(model, X, tune=False)
     for row in range(kernel):
@@ -77,13 +77,13 @@ def test_a_maximum_keeps_what_is_not_a_number(kernel: int) -> None:
             assert torch.equal(compiled(x).isnan(), model(x).isnan())
 
 
-def test_what_is_no_model_or_no_batch_is_refused_by_name() -> None:
+def test_wrong_types_are_named() -> None:
     with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module, got function"):
         regrow.compile(lambda x: x, X)  # type: ignore[arg-type]
     compiled = regrow.compile(convolution(), X, tune=False)
     with pytest.raises(TypeError, match="torch tensor or a numpy array, got list"):
         compiled([1, 2])  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="cannot be pickled; call regrow.compile in the new process"):
+    with pytest.raises(TypeError, match=r"cannot be pickled; call regrow\.compile in the new process"):
         pickle.dumps(compiled)
     assert compiled(np.zeros((0, 3, 8, 8), np.float32)).shape == (0, 4, 8, 8)
 
@@ -112,7 +112,7 @@ class Bounded(nn.Module):
     [(Two(), "missing a required argument: 'y'"), (Rounded(), "rounding_mode"), (Bounded(), "bounds are tensors")],
     ids=["inputs", "rounding", "bounds"],
 )
-def test_models_beyond_the_engine_are_told_why(model: nn.Module, message: str) -> None:
+def test_unsupported_models_raise_an_error_with_the_reason(model: nn.Module, message: str) -> None:
     with pytest.raises(UnsupportedOperationError, match=message):
         regrow.compile(model, X)
 
@@ -140,7 +140,7 @@ def test_a_compiler_may_have_arguments_or_spaces(tmp_path: Path, monkeypatch: py
         find_compiler()
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("REGROW_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.warns(RuntimeWarning, match=r"cannot be written.*Set REGROW_CACHE"):
@@ -176,7 +176,7 @@ def test_a_damaged_library_is_built_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert damaged.read_bytes() == content
 
 
-def test_what_was_built_once_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_kernels_need_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGROW_CACHE", str(tmp_path))
     monkeypatch.setattr(kernels, "SHAPES", kernels.SHAPES[:1])
     built = load_library()
@@ -187,7 +187,7 @@ def test_what_was_built_once_needs_no_compiler(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.filterwarnings("ignore:the engine's kernels cannot be loaded from the cache")
-def test_a_cache_from_which_nothing_may_run_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_on_a_noexec_file_system_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGROW_CACHE", str(tmp_path))
     load = kernels.ctypes.CDLL
 

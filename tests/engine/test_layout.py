@@ -1,4 +1,4 @@
-"""Where pixels live, and how they get there."""
+"""Memory layout of images, and copies to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_row_of_every_region_is_a_run() -> None:
     size=st.integers(0, 2),
     lanes=st.sampled_from([4, 8, 16]),
 )
-def test_runs_are_found_wherever_all_lanes_read_floats_that_follow_each_other(
+def test_runs_are_found_wherever_all_lanes_read_successive_floats(
     height: int, width: int, size: int, lanes: int
 ) -> None:
     _, table = input_table(height, width, Halo(size, size, size, size), lanes)

@@ -1,4 +1,4 @@
-"""How compiled models behave in a process: threads, calls at the same time, memory, and what is kept on disk."""
+"""How compiled models behave in a process: threads, calls at the same time, memory, and the cache on disk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sparse(name: str = "resnet8", density: float = 0.1) -> nn.Module:
 
 @pytest.mark.parametrize("name", ["resnet8", "densenet22", "small"])
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_together_give_what_one_gives(name: str, threads: int) -> None:
+def test_several_threads_give_what_one_gives(name: str, threads: int) -> None:
     model = sparse(name)
     x = torch.randn(7, 3, 32, 32)
     one = regrow.compile(model, x, tune=False)
@@ -62,7 +62,7 @@ class Ragged(nn.Module):
 
 
 @pytest.mark.parametrize("threads", [2, 3, 5])
-def test_threads_that_share_an_image_give_what_one_gives(threads: int) -> None:
+def test_threads_that_split_layers_give_what_one_gives(threads: int) -> None:
     torch.manual_seed(0)
     model = Ragged().eval()
     sparsify(model, 0.3, torch.Generator().manual_seed(1))
@@ -72,12 +72,12 @@ def test_threads_that_share_an_image_give_what_one_gives(threads: int) -> None:
     library, graph = load_library(), fuse(capture(model, x))
     steps = schedule(graph, library.lanes)
     offers = [candidates(problem_of(step, library.lanes, threads)) for step in conv_steps(steps)]
-    shared = False
+    split = False
     for turn in range(12):
         # Tiles in several blocks, whose partial sums each thread has to keep for itself, come first.
         tiles = [sorted(offer, key=lambda tile: -tile.blocks)[turn % len(offer)] for offer in offers]
         plan = lower(steps, tiles, threads=threads)
-        shared |= any(
+        split |= any(
             op.kind == kind_of("conv") and op.as_.conv.channel_split and op.as_.conv.blocks > 1 for op in plan.ops
         )
         runner = NativeRunner(library, plan, threads=threads, mode=ThreadMode.PER_LAYER)
@@ -85,11 +85,11 @@ def test_threads_that_share_an_image_give_what_one_gives(threads: int) -> None:
             y = torch.empty(1, expected.shape[1])
             runner.run(x, y)
             torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
-    assert shared
+    assert split
 
 
 @pytest.mark.parametrize("threads", [2, 3, 5])
-def test_threads_divide_the_channels_of_tiles_that_are_too_few(threads: int) -> None:
+def test_threads_split_the_channels_of_tiles_that_are_too_few(threads: int) -> None:
     torch.manual_seed(0)
     model, x = Ragged().eval(), torch.randn(1, 3, 52, 52)
     with torch.no_grad():
@@ -167,7 +167,7 @@ def test_models_that_are_dropped_give_back_memory_and_threads() -> None:
     assert len(list(Path("/proc/self/task").iterdir())) <= before[1]
 
 
-def test_kernels_are_built_once_and_tuning_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_built_once_and_tuning_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGROW_CACHE", str(tmp_path))
     model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.randn(1, 3, 8, 8)
     first = regrow.compile(model, x)

@@ -1,4 +1,4 @@
-"""What calls keep between them: nothing that another process, or nobody, can use."""
+"""Sessions are kept for later calls of the same process, and for no other process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import regrow
 from regrow.engine.plan.memory import allocate
 from regrow.engine.runtime.session import SessionCache
-from regrow.host.cores import cores
+from regrow.system import cores
 
 FORK = """
 import os, sys, torch, regrow
@@ -54,14 +54,14 @@ def test_memory_is_private(size: int) -> None:
         if first <= block.address < last:
             assert permissions == "rw-p"
             return
-    raise AssertionError("the block is nowhere")
+    raise AssertionError("the block is not in the memory map")
 
 
 def tasks() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def test_no_more_sessions_are_kept_than_can_work_at_the_same_time() -> None:
+def test_at_most_one_session_per_core_is_kept() -> None:
     pool = SessionCache[int]()
     for session in range(cores() + 5):
         pool.give(session)
@@ -70,7 +70,7 @@ def test_no_more_sessions_are_kept_than_can_work_at_the_same_time() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to count threads")
-def test_a_profile_is_made_by_the_threads_that_are_there() -> None:
+def test_a_profile_starts_no_threads() -> None:
     x = torch.randn(1, 3, 32, 32)
     compiled = regrow.compile(regrow.models.build("resnet8").eval(), x, tune=False, threads=2)
     compiled(x)
@@ -79,7 +79,7 @@ def test_a_profile_is_made_by_the_threads_that_are_there() -> None:
     assert tasks() == before
 
 
-def test_what_is_given_back_is_taken_again() -> None:
+def test_a_kept_session_is_used_again() -> None:
     pool = SessionCache[object]()
     assert pool.take() is None
     kept = object()

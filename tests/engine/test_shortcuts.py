@@ -118,7 +118,7 @@ def test_joined_blocks_give_what_torch_gives(
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_kernels_of_its_own_compute_a_joined_block_alike(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_specialized_kernels_compute_a_joined_block_bit_for_bit(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusing, "LARGE_SUM", 0)
     torch.manual_seed(0)
     model = Bottleneck(stride=stride).eval()
@@ -133,7 +133,7 @@ def test_kernels_of_its_own_compute_a_joined_block_alike(stride: int, monkeypatc
 
 @pytest.mark.parametrize("size", [32, 28, 30])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_joining_copies_nothing_and_breaks_no_chain(stride: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joining_copies_nothing_and_keeps_bands(stride: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusing, "LARGE_SUM", 0)
     monkeypatch.setattr(split, "LARGE_CHAIN", 0)
     graph, _ = graph_of(Bottleneck(stride=stride), (size, size))
@@ -143,7 +143,7 @@ def test_joining_copies_nothing_and_breaks_no_chain(stride: int, size: int, monk
     assert followers["window"] == 2  # the joined one, and the head
 
 
-def test_small_sums_stay_in_the_cache_anyway() -> None:
+def test_small_sums_are_not_joined() -> None:
     graph, _ = graph_of(Bottleneck())
     assert convolutions(join_shortcuts(graph)) == convolutions(graph)
     graph, _ = graph_of(Bottleneck(out=64), (48, 48))
@@ -191,7 +191,7 @@ class Concatenated(Bottleneck):
     [TwoReaders, Activated, FromTheInput, SameInput, Concatenated, lambda: Bottleneck(groups=2)],
     ids=["two readers", "activated", "from the input", "same input", "concatenated", "groups"],
 )
-def test_what_cannot_be_joined_is_left_alone(make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sums_are_not_joined(make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusing, "LARGE_SUM", 0)
     torch.manual_seed(0)
     model = make()
@@ -200,7 +200,7 @@ def test_what_cannot_be_joined_is_left_alone(make: Callable[[], nn.Module], monk
     check(model, x, LANES[-1])
 
 
-def test_pixels_of_the_input_are_joined_once_they_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strided_pixels_of_the_input_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusing, "LARGE_SUM", 0)
     torch.manual_seed(0)
     model = FromTheInput(stride=2)

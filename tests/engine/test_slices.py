@@ -1,4 +1,4 @@
-"""Threads that have shares of an image's rows compute what one computes of the whole image."""
+"""Threads that each compute a slice of an image's rows give what one thread gives."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def layers(draw: st.DrawFn, channels: int) -> tuple[nn.Module, int, int]:
 
 
 @st.composite
-def networks(draw: st.DrawFn, shares: int) -> tuple[nn.Module, Tensor]:
+def networks(draw: st.DrawFn, slices: int) -> tuple[nn.Module, Tensor]:
     """Layers, then the mean of the image, with an image that has rows enough for all."""
     seed = draw(st.integers(0, 1 << 20))
     torch.manual_seed(seed)
@@ -85,22 +85,22 @@ def networks(draw: st.DrawFn, shares: int) -> tuple[nn.Module, Tensor]:
         modules.append(module)
         strides *= stride
     width = draw(st.sampled_from([8 * strides, 16 * strides, 24 * strides, draw(st.integers(strides, 40))]))
-    x = torch.randn(draw(st.integers(1, 3)), start, shares * strides * draw(st.integers(1, 5)), width)
+    x = torch.randn(draw(st.integers(1, 3)), start, slices * strides * draw(st.integers(1, 5)), width)
     model = nn.Sequential(*modules, Head(channels, (1, 1), draw(st.sampled_from(["mean", "pool"])))).eval()
     sparsify(model, draw(st.sampled_from([0.1, 0.4, 1.0])), torch.Generator().manual_seed(seed))
     return model, x
 
 
-def share_of(model: nn.Module, x: Tensor, lanes: int, shares: int) -> Schedule | None:
-    return slice_schedule(fuse(capture(model, x[:1])), lanes, shares)
+def sliced(model: nn.Module, x: Tensor, lanes: int, slices: int) -> Schedule | None:
+    return slice_schedule(fuse(capture(model, x[:1])), lanes, slices)
 
 
-def runner_of(plan: Plan, shares: int, *, own_kernels: bool = False) -> NativeRunner:
+def runner_of(plan: Plan, slices: int, *, own_kernels: bool = False) -> NativeRunner:
     library = load_library(lanes=plan.lanes)
     if own_kernels:
         plan, kernels = specialize(plan)
         library = specialized_library(library, kernels)
-    return NativeRunner(library, plan, threads=shares)
+    return NativeRunner(library, plan, threads=slices)
 
 
 def run(runner: NativeRunner, x: Tensor, outputs: int) -> Tensor:
@@ -110,7 +110,7 @@ def run(runner: NativeRunner, x: Tensor, outputs: int) -> Tensor:
 
 
 def check(runner: NativeRunner, model: nn.Module, x: Tensor) -> None:
-    """Whoever reads what nobody wrote gets no numbers."""
+    """Cells that were never written are NaN, so that reading them shows."""
     with torch.no_grad():
         expected = model(x)
     run(runner, x, expected.shape[1])
@@ -120,36 +120,36 @@ def check(runner: NativeRunner, model: nn.Module, x: Tensor) -> None:
         torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()) + 1e-7)
 
 
-def drawn_plan(data: st.DataObject, model: nn.Module, x: Tensor, lanes: int, shares: int) -> Plan:
-    steps = share_of(model, x, lanes, shares)
+def drawn_plan(data: st.DataObject, model: nn.Module, x: Tensor, lanes: int, slices: int) -> Plan:
+    steps = sliced(model, x, lanes, slices)
     assume(steps is not None)  # else pixels would have to move between lanes, and with them rows that others have
     offers = [candidates(problem_of(step, lanes)) for step in conv_steps(steps)]
     return lower(steps, [data.draw(st.sampled_from(offer)) for offer in offers])
 
 
 @settings(max_examples=25, deadline=None)
-@given(data=st.data(), shares=st.integers(2, 4), lanes=st.sampled_from([4, 8]))
-def test_shares_give_what_torch_gives(data: st.DataObject, shares: int, lanes: int) -> None:
-    model, x = data.draw(networks(shares))
-    plan = drawn_plan(data, model, x, min(lanes, load_library().lanes), shares)
-    check(runner_of(plan, shares), model, x)
+@given(data=st.data(), slices=st.integers(2, 4), lanes=st.sampled_from([4, 8]))
+def test_slices_give_what_torch_gives(data: st.DataObject, slices: int, lanes: int) -> None:
+    model, x = data.draw(networks(slices))
+    plan = drawn_plan(data, model, x, min(lanes, load_library().lanes), slices)
+    check(runner_of(plan, slices), model, x)
 
 
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
-@given(data=st.data(), shares=st.integers(2, 4))
-def test_shares_on_kernels_of_their_own(data: st.DataObject, shares: int) -> None:
-    model, x = data.draw(networks(shares))
-    plan = drawn_plan(data, model, x, min(8, load_library().lanes), shares)
-    check(runner_of(plan, shares, own_kernels=True), model, x)
+@given(data=st.data(), slices=st.integers(2, 4))
+def test_slices_on_specialized_kernels(data: st.DataObject, slices: int) -> None:
+    model, x = data.draw(networks(slices))
+    plan = drawn_plan(data, model, x, min(8, load_library().lanes), slices)
+    check(runner_of(plan, slices, own_kernels=True), model, x)
 
 
 @pytest.mark.parametrize("windows", [((1, 3), (5, 5)), ((3, 1), (1, 3)), ((5, 5), (1, 3)), ((3, 3), (3, 3))])
-def test_a_halo_of_columns_only_is_no_box(windows: tuple[tuple[int, int], tuple[int, int]]) -> None:
-    """The kernel writes such a halo along, and yet the other image's rows are left to be lent."""
+def test_a_halo_of_columns_only_needs_no_halo_buffer(windows: tuple[tuple[int, int], tuple[int, int]]) -> None:
+    """The kernel writes such a halo itself; the rows of the other image still have to be sent."""
     torch.manual_seed(0)
     model, x = nn.Sequential(TwoReaders(3, windows), Head(3, (1, 1), "mean")).eval(), torch.randn(2, 3, 16, 16)
-    steps = share_of(model, x, min(8, load_library().lanes), 2)
+    steps = sliced(model, x, min(8, load_library().lanes), 2)
     assert steps is not None
     wide = [
         next(tile for tile in candidates(problem_of(step, steps.lanes)) if tile.cols == region_of(step)[1])
@@ -159,21 +159,21 @@ def test_a_halo_of_columns_only_is_no_box(windows: tuple[tuple[int, int], tuple[
 
 
 @pytest.mark.parametrize("name", ["resnet8", pytest.param("resnet20", marks=pytest.mark.slow), "wrn16-1", "vgg16"])
-@pytest.mark.parametrize("shares", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_built_in_networks_on_kernels_of_their_own(name: str, shares: int) -> None:
+@pytest.mark.parametrize("slices", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_built_in_networks_on_specialized_kernels(name: str, slices: int) -> None:
     model, x = build(name, classes=10, size=32).eval(), torch.randn(2, 3, 32, 32)
     sparsify(model, 0.2, torch.Generator().manual_seed(0))
-    steps = share_of(model, x, min(8, load_library().lanes), shares)
+    steps = sliced(model, x, min(8, load_library().lanes), slices)
     if name == "vgg16":  # its last images have a single row
         assert steps is None
         return
     assert steps is not None
     with torch.no_grad():
         expected = model(x)
-    runner = runner_of(lower(steps), shares, own_kernels=True)
+    runner = runner_of(lower(steps), slices, own_kernels=True)
     first = run(runner, x, 10)
     torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-5)
-    for _ in range(100):  # nobody overtakes anybody
+    for _ in range(100):  # races would show
         assert torch.equal(run(runner, x, 10), first)
 
 
@@ -187,7 +187,7 @@ def running_threads() -> int:
 
 @pytest.mark.skipif(not TASKS.exists(), reason="needs /proc to count threads")
 @pytest.mark.parametrize("threads", [2, 4])
-def test_batches_are_divided_by_images_and_what_is_left_over_by_rows(threads: int) -> None:
+def test_batches_are_split_by_images_and_the_rest_by_rows(threads: int) -> None:
     model = build("resnet8", classes=10, size=32).eval()
     compiled = regrow.compile(model, torch.randn(1, 3, 32, 32), threads=threads, tune=False)
     before = running_threads()
@@ -195,14 +195,14 @@ def test_batches_are_divided_by_images_and_what_is_left_over_by_rows(threads: in
         x = torch.randn(batch, 3, 32, 32)
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
-    assert running_threads() == before  # one team for all
+    assert running_threads() == before  # one pool for all
     wide = load_library().lanes == 16  # too wide for images of 8 x 8 pixels
     assert isinstance(compiled._runner, RowsRunner) is not wide
 
 
-def test_a_plan_for_shares_needs_as_many_threads() -> None:
+def test_a_plan_for_slices_needs_as_many_threads() -> None:
     model, x = build("resnet8", classes=10, size=32).eval(), torch.randn(1, 3, 32, 32)
-    steps = share_of(model, x, min(8, load_library().lanes), 4)
+    steps = sliced(model, x, min(8, load_library().lanes), 4)
     assert steps is not None
     with pytest.raises(ValueError, match="4 slices needs as many threads, got 2"):
         NativeRunner(load_library(lanes=steps.lanes), lower(steps), threads=2)
@@ -218,9 +218,9 @@ def test_a_plan_for_shares_needs_as_many_threads() -> None:
     ],
     ids=["fewer rows", "no mean", "an image", "windows of many sizes"],
 )
-def test_what_cannot_be_divided_by_rows_is_still_right(model: nn.Module) -> None:
+def test_networks_that_cannot_be_split_by_rows_are_still_right(model: nn.Module) -> None:
     x = torch.randn(1, 3, 16, 16)
-    assert share_of(model.eval(), x, 8, 2) is None
+    assert sliced(model.eval(), x, 8, 2) is None
     graph = fuse(capture(model, x))
     y = torch.empty(1, *graph.output.shape)
     native_runner(graph, load_library(), threads=2).run(x, y)
@@ -228,23 +228,23 @@ def test_what_cannot_be_divided_by_rows_is_still_right(model: nn.Module) -> None
         torch.testing.assert_close(y, model(x), rtol=1e-5, atol=1e-5)
 
 
-def test_rows_that_do_not_divide_evenly_are_not_divided() -> None:
+def test_rows_that_do_not_divide_evenly_are_not_split() -> None:
     model, x = build("resnet8", classes=10, size=32).eval(), torch.randn(1, 3, 32, 32)
-    assert share_of(model, x, 8, 3) is None
-    assert share_of(model, x, 8, 16) is None
+    assert sliced(model, x, 8, 3) is None
+    assert sliced(model, x, 8, 16) is None
 
 
-def test_images_too_narrow_for_the_vectors_are_not_divided() -> None:
+def test_images_too_narrow_for_the_vectors_are_not_split() -> None:
     model, x = build("resnet8", classes=10, size=32).eval(), torch.randn(1, 3, 32, 32)
-    assert [share_of(model, x, lanes, 2) is None for lanes in (4, 8, 16)] == [False, False, True]
+    assert [sliced(model, x, lanes, 2) is None for lanes in (4, 8, 16)] == [False, False, True]
 
 
-def test_a_share_of_one_pixel_is_no_image() -> None:
+def test_slices_of_one_pixel_are_not_made() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), Head(3, (1, 1), "mean")).eval()
-    assert share_of(model, torch.randn(1, 3, 2, 1), 4, 2) is None
+    assert sliced(model, torch.randn(1, 3, 2, 1), 4, 2) is None
 
 
-def test_windows_that_reach_beyond_the_neighbours_are_not_divided() -> None:
+def test_windows_that_reach_beyond_the_neighboring_slices_prevent_a_split() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 3, 5, padding=2), Head(3, (1, 1), "mean")).eval()
-    assert share_of(model, torch.randn(1, 1, 8, 8), 8, 4) is not None
-    assert share_of(model, torch.randn(1, 1, 4, 8), 8, 4) is None
+    assert sliced(model, torch.randn(1, 1, 8, 8), 8, 4) is not None
+    assert sliced(model, torch.randn(1, 1, 4, 8), 8, 4) is None

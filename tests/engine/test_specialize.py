@@ -1,4 +1,4 @@
-"""Kernels made for one network compute what those for any network compute, bit for bit."""
+"""Specialized kernels compute what general kernels compute, bit for bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def halos(plan: Plan) -> int:
 
 
 def check(model: nn.Module, x: Tensor, lanes: int, threads: int = 1) -> int:
-    """Compare the two, and say how many halos are written along with the convolution before."""
+    """Compare the two, and return how many halos the convolutions write themselves."""
     return check_plan(model, x, plan_of(model, x, lanes, threads), threads)
 
 
@@ -52,7 +52,7 @@ def check_plan(model: nn.Module, x: Tensor, plan: Plan, threads: int = 1) -> int
     NativeRunner(library, plan, threads=threads, mode=ThreadMode.PER_LAYER).run(x, y)
     runner = NativeRunner(specialized_library(library, kernels), own_plan, threads=threads, mode=ThreadMode.PER_LAYER)
     runner.run(x, own_y)
-    for session in runner._sessions._idle:  # cells that nobody writes would show as what is not a number
+    for session in runner._sessions._idle:  # cells that are never written would show as NaN
         ctypes.memset(session.arenas.address, 0xFF, own_plan.arena_bytes)
     runner.run(x, own_y)
     assert torch.equal(y, own_y)
@@ -67,7 +67,7 @@ def sparse(name: str, size: int, seed: int = 0) -> nn.Module:
 
 
 @pytest.mark.parametrize(("name", "size"), [("resnet8", 32), ("resnet8", 28), ("densenet22", 32)])
-def test_built_in_networks_are_computed_alike(name: str, size: int) -> None:
+def test_built_in_networks_are_computed_bit_for_bit(name: str, size: int) -> None:
     check(sparse(name, size), torch.randn(2, 3, size, size), load_library().lanes)
 
 
@@ -88,7 +88,7 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("size", [(32, 32), (20, 28)])
-def test_halos_are_written_along_with_regions(size: tuple[int, int], lanes: int) -> None:
+def test_specialized_kernels_write_halos_themselves(size: tuple[int, int], lanes: int) -> None:
     torch.manual_seed(0)
     model, x = Block().eval(), torch.randn(2, 3, *size)
     model.norm.running_mean.normal_()
@@ -117,7 +117,7 @@ def test_tiles_that_divide_the_region_but_not_the_band(monkeypatch: pytest.Monke
     check_plan(model, x, plan)
 
 
-def test_without_kernels_of_its_own_a_network_runs_on_those_for_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_specialized_kernels_a_network_runs_on_general_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise NoCompilerError("the disk is full")
 
@@ -128,13 +128,13 @@ def test_without_kernels_of_its_own_a_network_runs_on_those_for_any(monkeypatch:
     torch.testing.assert_close(compiled(x), model(x))
 
 
-def test_threads_that_share_an_image_compute_alike() -> None:
+def test_threads_that_split_layers_compute_bit_for_bit() -> None:
     check(sparse("resnet8", 32), torch.randn(1, 3, 32, 32), load_library().lanes, threads=3)
 
 
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(drawn=networks())
-def test_any_network_is_computed_alike(drawn: tuple[nn.Module, Tensor]) -> None:
+def test_any_network_is_computed_bit_for_bit(drawn: tuple[nn.Module, Tensor]) -> None:
     check(*drawn, load_library().lanes)
 
 
@@ -143,11 +143,11 @@ def test_any_network_is_computed_alike(drawn: tuple[nn.Module, Tensor]) -> None:
 @pytest.mark.parametrize("lanes", LANES)
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(drawn=networks())
-def test_many_networks_are_computed_alike(lanes: int, drawn: tuple[nn.Module, Tensor]) -> None:
+def test_many_networks_are_computed_bit_for_bit(lanes: int, drawn: tuple[nn.Module, Tensor]) -> None:
     check(*drawn, lanes)
 
 
-def test_networks_that_differ_in_their_weights_share_kernels() -> None:
+def test_networks_that_differ_in_their_weights_use_the_same_kernels() -> None:
     x, lanes = torch.randn(1, 3, 32, 32), load_library().lanes
     plans = [plan_of(sparse("resnet8", 32, seed), x, lanes) for seed in (0, 1)]
     (_, first), (own, second) = (specialize(plan) for plan in plans)
@@ -158,7 +158,7 @@ def test_networks_that_differ_in_their_weights_share_kernels() -> None:
     assert not any(op.as_.conv.variant for op in plans[1].ops if op.kind == CONV)  # the given plan stays as it was
 
 
-def test_halos_that_stay_separate_are_those_of_the_plan_with_its_own_kernels() -> None:
+def test_separate_halos_are_those_of_the_specialized_plan() -> None:
     torch.manual_seed(0)
     model, x = Block().eval(), torch.randn(1, 3, 32, 32)
     steps = schedule(fuse(capture(model, x)), load_library().lanes)
@@ -189,7 +189,7 @@ def test_kernels_are_the_same_however_many_compilers_build_them(
     assert torch.equal(y, expected)
 
 
-def test_every_kernel_is_built_in_one_place_and_known_in_all() -> None:
+def test_every_kernel_is_built_in_one_unit_and_declared_in_all() -> None:
     kernels = Kernels(((1, 1, 1, 1), (1, 1, 2, 1), (2, 1, 1, 1)), ("{a}", "{b}"), ("h",))
     first, second = (kernels.definitions(unit, 2).splitlines() for unit in range(2))
     assert first[:2] == ["#define TILES(T) T(1, 1, 1, 1) T(2, 1, 1, 1)", "#define VARIANTS(V) V(2, {b})"]

@@ -113,7 +113,7 @@ def sparse_model(name: str) -> tuple[nn.Module, torch.Tensor, Graph, int]:
 
 
 @needs_tools
-def test_a_batch_waits_for_no_thread_that_has_not_begun(tmp_path: Path) -> None:
+def test_a_batch_does_not_wait_for_threads_that_have_not_started(tmp_path: Path) -> None:
     model, x, graph, lanes = sparse_model("resnet8")
     plan = lower(schedule(graph, lanes), threads=2)
     write_program(tmp_path, plan, 2, ThreadMode.PER_IMAGE, before=NO_THREAD_STARTS)

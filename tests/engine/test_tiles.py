@@ -21,12 +21,18 @@ def problem(rows: int, cols: int, threads: int) -> TileProblem:
         (8, 4, Tile(1, 2, 4), 1, 1.0),
         (8, 4, Tile(1, 2, 4), 2, 1.0),
         (7, 4, Tile(1, 1, 4), 2, 8 / 7),
-        (7, 4, Tile(1, 2, 4), 2, 8 / 7),  # three tiles of two rows, and the row that is left for who has one of them
+        (
+            7,
+            4,
+            Tile(1, 2, 4),
+            2,
+            8 / 7,
+        ),  # three tiles, and the remaining row for the thread with one of them
         (7, 1, Tile(1, 7, 1), 2, 2.0),
         (1, 7, Tile(4, 1, 2), 2, 8 / 7),
     ],
 )
-def test_the_slowest_thread(rows: int, cols: int, tile: Tile, threads: int, uneven: float) -> None:
+def test_imbalance_is_that_of_the_slowest_thread(rows: int, cols: int, tile: Tile, threads: int, uneven: float) -> None:
     assert problem(rows, cols, threads).imbalance(tile) == pytest.approx(uneven)
 
 
@@ -37,11 +43,11 @@ def test_the_slowest_thread(rows: int, cols: int, tile: Tile, threads: int, unev
         (7, 4, Tile(1, 1, 4), 64, ChannelSplit.FEW_TILES, 15 / 14),  # three for either, and one for both
         (7, 4, Tile(1, 1, 4), 3, ChannelSplit.NO_TILES, 8 / 7),  # which has too few channels
         (7, 4, Tile(2, 1, 4), 64, ChannelSplit.NO_TILES, 8 / 7),  # or too few groups of channels
-        (7, 4, Tile(1, 2, 4), 64, ChannelSplit.NO_TILES, 8 / 7),  # who has one tile gets the row that is left
+        (7, 4, Tile(1, 2, 4), 64, ChannelSplit.NO_TILES, 8 / 7),  # the thread with one tile gets the remaining row
         (7, 1, Tile(1, 7, 1), 64, ChannelSplit.ALL_TILES, 1.5),
     ],
 )
-def test_channels_of_tiles_that_are_too_few(
+def test_channels_are_split_in_tiles_that_are_too_few(
     rows: int, cols: int, tile: Tile, outputs: int, sharing: ChannelSplit, waiting: float
 ) -> None:
     layer = replace(problem(rows, cols, threads=2), outputs=outputs)
@@ -50,7 +56,7 @@ def test_channels_of_tiles_that_are_too_few(
     assert replace(layer, threads=1).channel_split(tile) is ChannelSplit.NO_TILES
 
 
-def test_fewer_tiles_than_threads_are_divided_by_channels_only() -> None:
+def test_fewer_tiles_than_threads_have_all_channels_split() -> None:
     assert replace(problem(3, 4, threads=4), outputs=64).channel_split(Tile(1, 1, 4)) is ChannelSplit.ALL_TILES
 
 

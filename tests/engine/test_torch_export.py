@@ -1,4 +1,4 @@
-"""What models do to their tensors, and what is refused because it cannot be followed."""
+"""Models that torch.export captures, and errors for those that it cannot."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 import regrow
-from regrow.deploy.bench.compare import compare
-from regrow.deploy.export_c import export_c
-from regrow.deploy.onnx import to_onnx
 from regrow.engine.frontend.torch_export import UnsupportedOperationError
-from tests.deploy.architectures import prune_filters, train_like
+from regrow.export import c, onnx
+from regrow.timing.compare import compare
+from tests.engine.architectures import prune_filters, train_like
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -76,7 +75,7 @@ def test_operations_in_place_change_all_that_they_change_in_torch(kind: type[Net
     compiled = regrow.compile(model, X[:images], tune=False)
     with torch.no_grad():
         torch.testing.assert_close(compiled(X), model(X), rtol=1e-5, atol=1e-5)
-    assert export_c(model, X, tmp_path / "net.c").error < 1e-5
+    assert c(model, X, tmp_path / "net.c").error < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -88,12 +87,12 @@ def test_operations_in_place_change_all_that_they_change_in_torch(kind: type[Net
         (InADict, "InADict returns it in a dict"),
     ],
 )
-def test_what_cannot_be_followed_is_refused_everywhere(kind: type[Net], message: str, tmp_path: Path) -> None:
+def test_models_that_cannot_be_captured_are_refused_everywhere(kind: type[Net], message: str, tmp_path: Path) -> None:
     model = kind().eval()
     with pytest.raises(UnsupportedOperationError, match=message):
         regrow.compile(model, X, tune=False)
     with pytest.raises(UnsupportedOperationError, match=message):
-        export_c(model, X, tmp_path / "net.c")
+        c(model, X, tmp_path / "net.c")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -118,14 +117,14 @@ def diverged() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (masked, r"conv is masked anew.*prune\.remove\(module, 'weight'\)"),
-        (normed, r"conv computes its weight anew.*remove_parametrizations\(module, 'weight'\)"),
+        (masked, r"conv is masked in every forward pass.*prune\.remove\(module, 'weight'\)"),
+        (normed, r"conv computes its weight in every forward pass.*remove_parametrizations\(module, 'weight'\)"),
         (diverged, "own output on example_input is not finite"),
         (lambda: nn.Conv2d(3, 4, 3, device="meta"), "weight is on the meta device"),
     ],
 )
-def test_weights_that_cannot_be_compiled_are_refused_with_what_to_do(model, message: str, tmp_path: Path) -> None:
-    for attempt in (regrow.compile, lambda model, x: export_c(model, x, tmp_path / "net.c")):
+def test_unusable_weights_raise_an_error_with_a_remedy(model, message: str, tmp_path: Path) -> None:
+    for attempt in (regrow.compile, lambda model, x: c(model, x, tmp_path / "net.c")):
         with pytest.raises(ValueError, match=message):
             attempt(model(), X)
     assert list(tmp_path.iterdir()) == []
@@ -133,11 +132,11 @@ def test_weights_that_cannot_be_compiled_are_refused_with_what_to_do(model, mess
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.*deprecated:DeprecationWarning")
 def test_a_scripted_module_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match=r"TorchScript module.*give the module that it was made of"):
+    with pytest.raises(TypeError, match=r"TorchScript module.*pass the module it was made from"):
         regrow.compile(torch.jit.script(nn.Conv2d(3, 4, 3)), X)
 
 
-def test_mixed_precision_around_it_changes_nothing() -> None:
+def test_autocast_has_no_effect() -> None:
     model = OfAView().eval()
     with torch.autocast("cpu"):
         compiled = regrow.compile(model, X, tune=False)
@@ -145,7 +144,7 @@ def test_mixed_precision_around_it_changes_nothing() -> None:
         torch.testing.assert_close(compiled(X), model(X), rtol=1e-5, atol=1e-5)
 
 
-def test_arrays_of_any_order_and_access_are_taken() -> None:
+def test_arrays_in_any_order_and_read_only_are_accepted() -> None:
     model = OfAView().eval()
     compiled, array = regrow.compile(model, X, tune=False), X.numpy()
     frozen = array.copy()
@@ -156,7 +155,7 @@ def test_arrays_of_any_order_and_access_are_taken() -> None:
         np.testing.assert_allclose(compiled(given), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_was_shrunk_with_indices_is_compiled(tmp_path: Path) -> None:
+def test_shrunk_networks_with_an_index_are_compiled(tmp_path: Path) -> None:
     model, x = prune_filters(train_like(regrow.models.build("resnet20")).eval(), 0.6), torch.randn(2, 3, 32, 32)
     small = regrow.shrink(model, x)
     assert any(node.target is torch.index_select for node in small.graph.nodes)
@@ -164,28 +163,28 @@ def test_what_was_shrunk_with_indices_is_compiled(tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
     assert compiled.profile(repeat=1).macs <= regrow.compile(model, x, tune=False).profile(repeat=1).macs
-    assert export_c(small, x, tmp_path / "net.c").error < 1e-4
+    assert c(small, x, tmp_path / "net.c").error < 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_models_of_other_precisions_are_exported_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
-    assert export_c(OfAView().to(dtype), X, tmp_path / "net.c").error < 1e-5
+    assert c(OfAView().to(dtype), X, tmp_path / "net.c").error < 1e-5
 
 
 def test_a_name_that_c_cannot_include_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot include one called"):
-        export_c(OfAView(), X, tmp_path / 'a"b.c')
+    with pytest.raises(ValueError, match="cannot include a file called"):
+        c(OfAView(), X, tmp_path / 'a"b.c')
     assert list(tmp_path.iterdir()) == []
 
 
 def test_onnx_takes_outputs_in_any_structure(tmp_path: Path) -> None:
-    to_onnx(InADict().eval(), X, tmp_path / "net.onnx")
+    onnx(InADict().eval(), X, tmp_path / "net.onnx")
     with pytest.raises(TypeError, match=r"example_input must be a tensor .* got \(1, 3, 8, 8\)"):
-        to_onnx(OfAView().eval(), (1, 3, 8, 8), tmp_path / "other.onnx")  # type: ignore[arg-type]
+        onnx(OfAView().eval(), (1, 3, 8, 8), tmp_path / "other.onnx")  # type: ignore[arg-type]
 
 
 def test_a_comparison_leaves_a_model_in_training_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regrow.deploy.bench.compare.dense_runtimes", only_torch)
+    monkeypatch.setattr("regrow.timing.compare.dense_runtimes", only_torch)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).double().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     compare(model, X.double(), seconds=0.01)

@@ -39,23 +39,23 @@ def stored(weights: ConvNonZeros, kind: Format) -> ConvNonZeros:
     return replace(weights, value=weights.value.astype(types[kind]))
 
 
-def read(walked: SparseWeights, kind: Format, together: int, blocks: int) -> Counter[tuple[int, int, float]]:
+def read(walked: SparseWeights, kind: Format, group_size: int, blocks: int) -> Counter[tuple[int, int, float]]:
     """What the kernel reads: (output channel, offset from the first input channel, value), zeros left out."""
     found: Counter[tuple[int, int, float]] = Counter()
     words = walked.entries.view("<u4") if kind == "fp32" else None
     values = walked.entries["value"].view(np.float16) if kind == "fp16" else walked.entries["value"]
     for number in range(blocks * walked.groups):
         block, group = divmod(number, walked.groups)
-        first, end = (int(start) * together for start in walked.starts[number : number + 2])
-        step = AT_ONCE * together
+        first, end = (int(start) * group_size for start in walked.starts[number : number + 2])
+        step = AT_ONCE * group_size
         fours = first + (end - first) // step * step if kind == "fp32" else first
-        for member in range(together):
-            pairs = [(walked.entries["offset"][i], values[i]) for i in range(fours, end)[member::together]]
+        for member in range(group_size):
+            pairs = [(walked.entries["offset"][i], values[i]) for i in range(fours, end)[member::group_size]]
             for four in range(first, fours, step):
                 assert words is not None
                 at = 2 * (four + AT_ONCE * member)
                 pairs += zip(words[at : at + 4], words.view("<f4")[at + 4 : at + 8], strict=True)
-            channel = int(walked.order[block, group * together + member])
+            channel = int(walked.order[block, group * group_size + member])
             found.update((channel, int(walked.bases[block] + o), float(v)) for o, v in pairs if v != 0)
     return found
 
@@ -65,17 +65,17 @@ def read(walked: SparseWeights, kind: Format, together: int, blocks: int) -> Cou
     outputs=st.integers(1, 9),
     inputs=st.integers(1, 9),
     density=st.floats(0, 1),
-    together=st.sampled_from([1, 2, 4]),
+    group_size=st.sampled_from([1, 2, 4]),
     blocks=st.integers(1, 3),
     parts=st.integers(1, 3),
     kind=st.sampled_from(["fp32", "fp16", "int8"]),
 )
 def test_every_weight_is_read_once(
-    seed: int, outputs: int, inputs: int, density: float, together: int, blocks: int, parts: int, kind: Format
+    seed: int, outputs: int, inputs: int, density: float, group_size: int, blocks: int, parts: int, kind: Format
 ) -> None:
     weights = some_weights(seed, outputs, inputs, density)
     blocks = min(blocks, inputs)
-    walked = sparse_weights(stored(weights, kind), kind, 1, together=together, blocks=blocks, parts=parts)
+    walked = sparse_weights(stored(weights, kind), kind, 1, group_size=group_size, blocks=blocks, parts=parts)
     expected = Counter(
         zip(
             weights.channel.tolist(),
@@ -84,17 +84,17 @@ def test_every_weight_is_read_once(
             strict=True,
         )
     )
-    found = read(walked, kind, together, blocks)
-    # A group that is filled up with its last channel computes it twice.
+    found = read(walked, kind, group_size, blocks)
+    # A group that is padded with its last channel computes it twice.
     assert found.keys() == expected.keys()
-    assert together > 1 or found == expected
+    assert group_size > 1 or found == expected
 
 
 @pytest.mark.parametrize("count", range(9))
-def test_nothing_is_added_to_come_in_fours(count: int) -> None:
+def test_fours_need_no_padding(count: int) -> None:
     channel, value = np.zeros(count, np.int64), np.ones(count, np.float32)
     walked = sparse_weights(
-        ConvNonZeros(channel, np.arange(count), channel, value, 1, 9, PITCH), "fp32", 1, together=1, blocks=1
+        ConvNonZeros(channel, np.arange(count), channel, value, 1, 9, PITCH), "fp32", 1, group_size=1, blocks=1
     )
     assert walked.starts.tolist() == [0, count]
     assert len(walked.entries) == count
@@ -119,7 +119,7 @@ def read_matrix(written: LinearWeights, shape: tuple[int, int]) -> NDArray[np.fl
     density=st.floats(0, 1),
     lanes=st.sampled_from([4, 8, 16]),
 )
-def test_a_matrix_is_written_with_its_zeros_if_these_are_few(
+def test_a_linear_layer_is_stored_with_its_zeros_if_they_are_few(
     seed: int, outputs: int, inputs: int, density: float, lanes: int
 ) -> None:
     generator = np.random.default_rng(seed)

@@ -19,7 +19,7 @@ from regrow.engine.plan.weights import Format
 from regrow.export import wasm_module, wasm_template
 from regrow.export.wasm_module import WasmExport, info_of, wasm
 from regrow.models import build
-from tests.deploy.test_export_c import everything
+from tests.export.test_c import everything
 from tests.engine.networks import sparsify
 
 NEEDS_NODE = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")

@@ -11,12 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regrow.runs.folder import RunFolderError, read_metrics, read_recipe, read_result
+from regrow.runs.recipe import Recipe, RecipeError
 from regrow.sweep import read_sweep
 from regrow.train import checkpoint
-from regrow.train.config import Recipe, RecipeError
-from regrow.train.files import FolderError
-from regrow.train.folder import read_recipe, read_result
-from regrow.train.metrics import read_metrics
 from regrow.train.run import run
 from tests.train.processes import RECIPE
 
@@ -70,7 +68,7 @@ def test_a_checkpoint_that_was_changed_anywhere_is_refused(once, tmp_path_factor
                 return
     path = tmp_path_factory.getbasetemp() / "checkpoint.pt"
     path.write_bytes(content)
-    with pytest.raises(FolderError, match=r"checkpoint\.pt is damaged .* Remove it to start"):
+    with pytest.raises(RunFolderError, match=r"checkpoint\.pt is damaged .* Remove it to start"):
         checkpoint.load(path)
 
 
@@ -80,7 +78,7 @@ def test_a_checkpoint_that_asks_for_code_to_be_run_is_refused_and_nothing_runs(t
             return os.mkdir, (str(tmp_path / "executed"),)
 
     checkpoint.save(folder / "checkpoint.pt", {"trainer": Hostile()})
-    with pytest.raises(FolderError, match=r"checkpoint\.pt is damaged"):
+    with pytest.raises(RunFolderError, match=r"checkpoint\.pt is damaged"):
         run(QUICK, folder)
     assert not (tmp_path / "executed").exists()
 
@@ -121,35 +119,35 @@ def changed(path, *keys, value):
 )
 def test_a_checkpoint_of_something_else_is_refused_by_name(folder, keys, value):
     changed(folder / "checkpoint.pt", *keys, value=value)
-    with pytest.raises(FolderError, match=r"checkpoint\.pt is not a state of this run .* Remove it"):
+    with pytest.raises(RunFolderError, match=r"checkpoint\.pt is not a state of this run .* Remove it"):
         run(QUICK, folder)
 
 
-def test_another_runs_checkpoint_is_refused_and_removing_it_helps(tmp_path, folder):
+def test_the_checkpoint_of_another_run_is_refused_until_it_is_removed(tmp_path, folder):
     other = interrupted(tmp_path / "other", QUICK.changed(width=5))
     (other / "checkpoint.pt").replace(folder / "checkpoint.pt")
-    with pytest.raises(FolderError, match=r"is not a state of this run .*conv1\.weight"):
+    with pytest.raises(RunFolderError, match=r"is not a state of this run .*conv1\.weight"):
         run(QUICK, folder)
     (folder / "checkpoint.pt").unlink()
     assert run(QUICK, folder)["epoch"] == 2
 
 
-def test_metrics_that_were_removed_or_cut_are_missed(folder):
+def test_removed_or_truncated_metrics_are_an_error(folder):
     (folder / "metrics.jsonl").write_bytes(b"")
-    with pytest.raises(FolderError, match=r"metrics\.jsonl lacks lines that the checkpoint beside it counts"):
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl is shorter than the checkpoint beside it says"):
         run(QUICK, folder)
     (folder / "metrics.jsonl").unlink()
-    with pytest.raises(FolderError, match=r"metrics\.jsonl lacks lines"):
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl is shorter"):
         run(QUICK, folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000])
 def test_a_damaged_result_or_line_of_metrics_is_named(tmp_path, content):
     (tmp_path / "result.json").write_bytes(content)
-    with pytest.raises(FolderError, match=r"result\.json is damaged"):
+    with pytest.raises(RunFolderError, match=r"result\.json is damaged"):
         read_result(tmp_path)
     (tmp_path / "metrics.jsonl").write_bytes(b'{"epoch": 1}\n' + content + b"\n")
-    with pytest.raises(FolderError, match=r"metrics\.jsonl, line 2 is damaged"):
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl, line 2 is damaged"):
         read_metrics(tmp_path)
 
 
@@ -186,7 +184,7 @@ def understood_or_refused(read, path):
 
 @given(fields=st.dictionaries(FIELDS, TOML, max_size=3), grid=st.dictionaries(FIELDS, TOML, max_size=2))
 @settings(max_examples=300, deadline=None)
-def test_any_values_in_a_recipe_or_a_sweep_are_understood_or_refused(tmp_path_factory, fields, grid):
+def test_any_values_in_a_recipe_or_a_sweep_are_accepted_or_refused(tmp_path_factory, fields, grid):
     path = tmp_path_factory.getbasetemp() / "any.toml"
     lines = [f"{name} = {toml(value)}" for name, value in fields.items()]
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -219,7 +217,7 @@ def test_a_recipe_that_wants_to_exhaust_the_reader_is_refused(tmp_path, content,
 
 
 @pytest.mark.parametrize("field", ["data", "model", "method"])
-def test_no_recipe_chooses_a_folder_elsewhere(field):
+def test_a_recipe_cannot_choose_a_folder_outside_of_runs(field):
     hostile = Recipe(**{field: "../../../etc/\0x"})
     assert "/" not in hostile.name()
     assert "\0" not in hostile.name()
@@ -230,5 +228,5 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path):
     with pytest.raises(RecipeError, match=r"cannot read .*recipe\.toml: Is a directory"):
         Recipe.read(tmp_path / "recipe.toml")
     (tmp_path / "result.json").mkdir()
-    with pytest.raises(FolderError, match=r"cannot read .*result\.json: Is a directory"):
+    with pytest.raises(RunFolderError, match=r"cannot read .*result\.json: Is a directory"):
         read_result(tmp_path)

@@ -28,7 +28,7 @@ def test_a_wall_clock_that_jumps_back_and_forth_changes_nothing(tmp_path):
     assert outcome(tmp_path / "jumping") == outcome(tmp_path / "steady")
 
 
-def test_files_from_the_future_are_gone_on_with(tmp_path):
+def test_a_run_with_file_times_in_the_future_resumes(tmp_path):
     folder, tomorrow = tmp_path / "run", time.time() + 86_400
     process = start(RECIPE, folder)
     wait_for(folder / "checkpoint.pt", process)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from regrow.train.files import FolderError
+from regrow.runs.folder import RunFolderError
 from regrow.train.run import run
 from tests.train.processes import RECIPE, context, outcome
 
@@ -66,14 +66,14 @@ def command(said, *arguments):
 
 def train_without_room_and_with_it(disk, room, saved):
     mount_small(disk, f"size={room}k")
-    with pytest.raises(FolderError, match=r"No space left on device\. The disk is full: make room, then run the"):
+    with pytest.raises(RunFolderError, match=r"No space left on device\. The disk is full: free some space"):
         run(QUICK, disk / "run")
     mount("-o", "remount,size=64m", disk)
     run(QUICK, disk / "run")
     shutil.copytree(disk / "run", saved)
 
 
-def test_a_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_path, disk, finished):
+def test_a_run_on_a_full_disk_says_so_and_resumes_when_space_is_freed(tmp_path, disk, finished):
     room = sum(path.stat().st_size for path in finished.iterdir()) // 2048
     elsewhere(train_without_room_and_with_it, disk, room, tmp_path / "saved")
     assert outcome(tmp_path / "saved") == outcome(finished)
@@ -122,7 +122,7 @@ def train_as_nobody(folder):
         os.setuid(NOBODY)
     except PermissionError:
         sys.exit(FORBIDDEN)
-    with pytest.raises(FolderError, match=r"cannot write .*run: Permission denied\. The folder is not writable"):
+    with pytest.raises(RunFolderError, match=r"cannot write .*run: Permission denied\. The folder is not writable"):
         run(QUICK, folder)
 
 

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from benchmarks.kills import CAMPAIGNS, check_run
-from regrow.train.folder import read_result
-from regrow.train.lock import InUseError
+from regrow.runs.folder import InUseError, read_result
 from tests.train.processes import RECIPE, outcome, start, train
 
 QUICK = RECIPE.changed(epochs=1, finetune_epochs=0, batch=256)
@@ -82,7 +81,7 @@ def train_or_tell(recipe, folder):
         sys.exit(3)
 
 
-def test_of_many_processes_that_want_one_folder_one_at_a_time_trains_in_it(tmp_path):
+def test_only_one_of_many_processes_trains_in_a_folder_at_a_time(tmp_path):
     undisturbed = start(RECIPE, tmp_path / "undisturbed")
     undisturbed.join()
     folder = tmp_path / "run"

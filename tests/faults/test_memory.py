@@ -4,8 +4,8 @@ import resource
 
 import pytest
 
+from regrow.runs.folder import read_result
 from regrow.sweep import SweepError, run_all
-from regrow.train.folder import read_result
 from tests.train.processes import RECIPE, context
 
 QUICK = RECIPE.changed(epochs=1, finetune_epochs=0, batch=256)
@@ -22,7 +22,7 @@ def sweep_with_little_memory(folder):
     assert "can't allocate memory" in reason
 
 
-def test_a_run_that_needs_more_memory_than_there_is_does_not_take_the_sweep_down(tmp_path):
+def test_a_run_that_runs_out_of_memory_does_not_end_the_sweep(tmp_path):
     process = context().Process(target=sweep_with_little_memory, args=(tmp_path,))
     process.start()
     process.join()

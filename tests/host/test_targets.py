@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import regrow
-from regrow.host.targets import clean_name, find_targets
+from regrow.host.targets import find_targets
 from tests.core.nets import sgd, small_cnn
 
 
@@ -50,20 +50,6 @@ def test_tied_weights_are_pruned_once():
     assert list(pruner.masks) == ["0.weight"]
     assert net[1].weight is net[0].weight
     assert int((net[1].weight == 0).sum()) == 8
-
-
-@pytest.mark.parametrize(
-    "wrapped",
-    ["module.conv.weight", "_orig_mod.conv.weight", "module._orig_mod.conv.weight", "conv._orig_mod.weight"],
-)
-def test_wrappers_leave_no_trace_in_names(wrapped):
-    assert clean_name(wrapped) == "conv.weight"
-
-
-def test_compiled_and_averaged_models_have_the_same_names():
-    net = small_cnn()
-    assert names(torch.compile(net)) == names(net)
-    assert names(torch.optim.swa_utils.AveragedModel(net)) == names(net)
 
 
 def test_a_model_with_nothing_to_prune_says_so():

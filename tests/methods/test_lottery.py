@@ -181,23 +181,26 @@ def test_a_found_mask_trains_from_scratch_from_the_original_weights():
         return fixed.sparsity, length
 
     fresh = Training(**{**TRAINING.__dict__, "seed": 99}).model()
-    assert regrow.from_scratch(fresh, pruner.masks, train_for, steps=4, initial=original) == (pruner.sparsity, 4)
+    assert regrow.methods.from_scratch(fresh, pruner.masks, train_for, steps=4, initial=original) == (
+        pruner.sparsity,
+        4,
+    )
     for name, mask in pruner.masks.items():
         assert torch.equal(begun[name], original[name] * mask)
     with pytest.raises(ValueError, match="steps must be a whole number of optimizer steps, at least 1, got 0"):
-        regrow.from_scratch(fresh, pruner.masks, train_for, steps=0)
+        regrow.methods.from_scratch(fresh, pruner.masks, train_for, steps=0)
 
 
 def test_as_many_flops_are_more_steps_for_a_model_that_is_sparse_from_the_start():
     model = TRAINING.model()
     masks = regrow.OneShot(model, TRAINING.optimizer(model), sparsity=0.9, scope="layer").masks
     ramp = regrow.Cubic(0.9, end=50)
-    count = regrow.steps_of_equal_flops(model, masks, (2, 4, 4), schedule=ramp, steps=100)
+    count = regrow.methods.steps_of_equal_flops(model, masks, (2, 4, 4), schedule=ramp, steps=100)
     whole, final = account(model, (2, 4, 4)).macs, account(model, (2, 4, 4), masks).macs_kept
     costs = [whole - (whole - final) * ramp(t) / 0.9 for t in range(100)]
     assert count == round(sum(costs) / final) > 100
-    assert regrow.steps_of_equal_flops(model, masks, (2, 4, 4), schedule=regrow.Constant(0.9), steps=100) == 100
-    assert regrow.steps_of_equal_flops(model, masks, (2, 4, 4), schedule=regrow.Constant(0.0), steps=100) == 100
+    assert regrow.methods.steps_of_equal_flops(model, masks, (2, 4, 4), schedule=regrow.Constant(0.9), steps=100) == 100
+    assert regrow.methods.steps_of_equal_flops(model, masks, (2, 4, 4), schedule=regrow.Constant(0.0), steps=100) == 100
 
 
 @pytest.mark.parametrize("levels", [1, 2, 5, 9])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 from regrow.train.run import run
 
 QUICK = Recipe(data="digits", model="small", width=4, epochs=2, batch=256, every=2, ramp_by="step", threads=1)

@@ -11,16 +11,14 @@ from pathlib import Path
 import pytest
 
 from regrow.report import plot_run
-from regrow.report.collection import every_choice, sections
+from regrow.report.figures.base import DARK, LIGHT, dash, shape
+from regrow.report.figures.costs import COSTS, speed_figure, tradeoff_figure
 from regrow.report.figures.curves import TRAINING, curve_figure
 from regrow.report.figures.layers import layers_figure
-from regrow.report.figures.speed import speed_figure
-from regrow.report.figures.tradeoff import COSTS, tradeoff_figure
-from regrow.report.files import to_svg, write_figures
-from regrow.report.outcomes import group
-from regrow.report.runs import Run, find_runs
-from regrow.report.tasks import make_tasks
-from regrow.report.theme import DARK, LIGHT, dash, shape
+from regrow.report.render import every_choice, sections, to_svg, write_figures
+from regrow.report.tables import make_tasks
+from regrow.runs.find import Run, find_runs
+from regrow.runs.outcomes import group
 from tests.report.conftest import QUICK
 
 pytest.importorskip("altair", reason='figures need pip install "regrow[report]"')
@@ -55,7 +53,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_every_colour_stands_out_from_its_surface(theme):
+def test_every_color_has_enough_contrast(theme):
     assert all(contrast(colour, theme.surface) >= 3 for colour in theme.series)
     for colour in (theme.text, theme.muted, theme.accent):
         assert min(contrast(colour, theme.surface), contrast(colour, theme.background)) >= 4.5
@@ -67,7 +65,7 @@ def test_no_two_of_forty_series_look_the_same():
     assert all(shape(i) != shape(i + 1) for i in range(40))
 
 
-def test_a_task_has_every_figure_with_words_for_those_who_cannot_see_it(figures):
+def test_every_figure_has_a_text_alternative(figures):
     assert list(figures) == [
         *("accuracy-sparsity", "accuracy-parameters", "accuracy-macs"),
         *("accuracy", "loss", "sparsity"),
@@ -86,12 +84,12 @@ def test_the_curves_hold_what_the_runs_recorded(runs, figures):
     assert row["epoch"] == [1, 2]
 
 
-def test_the_names_of_layers_are_read_to_their_end(figures):
+def test_long_layer_names_are_not_truncated(figures):
     axis = figures["layers"].spec["encoding"]["y"]["axis"]
     assert axis["labelLimit"] >= 7 * len("layer2.0.downsample.0")
 
 
-def test_speeds_of_several_machines_have_its_number_in_front_and_its_name_below(runs):
+def test_speeds_of_several_machines_are_labeled_by_machine(runs):
     recorded = [
         replace(run, result={**run.result, "environment": {"cpu": "another"}}) for run in find_runs([runs / "dense"])
     ]
@@ -102,18 +100,18 @@ def test_speeds_of_several_machines_have_its_number_in_front_and_its_name_below(
     assert "Machine 1: another, 1 thread. Machine 2: " in figure.caption
 
 
-def test_a_broken_line_is_explained_where_there_is_one(figures, runs):
+def test_the_dashed_line_is_explained_only_if_there_is_one(figures, runs):
     alone = tradeoff_figure(COSTS[0], task_of(runs / "dpf50-s0", runs / "dpf90-s0"))
-    assert "broken line" in figures["accuracy-sparsity"].caption
-    assert "broken line" not in alone.caption
+    assert "dashed line" in figures["accuracy-sparsity"].caption
+    assert "dashed line" not in alone.caption
 
 
-def test_masks_that_do_not_move_are_in_no_figure_of_masks(figures):
+def test_fixed_masks_are_not_in_figures_of_mask_dynamics(figures):
     rows = figures["flips"].spec["datasets"]["rows"]
     assert {row["series"] for row in rows} == {"DPF", "OneShot"}
 
 
-def test_a_layer_of_which_little_is_left_is_not_drawn_as_gone():
+def test_a_layer_with_few_weights_left_is_not_drawn_as_completely_pruned():
     records = [
         {"phase": "train", "epoch": e, "layers": {"a.weight": 0.999_999, "b.weight": float(e > 99)}}
         for e in range(1, 151)
@@ -127,7 +125,7 @@ def test_a_layer_of_which_little_is_left_is_not_drawn_as_gone():
     assert len(b["epoch"]) <= 60
     assert b["epoch"][-1] == 150
     assert [e > 99 for e in b["epoch"]] == [share == 1 for share in b["pruned"]]
-    assert "Nothing is left of b." in figure.description
+    assert "Pruned completely: b." in figure.description
 
 
 def test_every_figure_becomes_a_file_in_every_format(task, tmp_path):
@@ -174,7 +172,7 @@ def test_the_command_leaves_plots_in_the_run_folder(tmp_path):
     assert (tmp_path / "run" / "plots" / "layers.svg").is_file()
 
 
-def test_an_unfinished_run_is_plotted_as_far_as_it_is(runs, tmp_path):
+def test_an_unfinished_run_is_plotted_up_to_its_last_epoch(runs, tmp_path):
     shutil.copytree(runs / "unfinished", tmp_path / "run")
     assert "accuracy.svg" in {path.name for path in plot_run(tmp_path / "run")}
 

@@ -11,16 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.collect import add, record
-from regrow.report.leaderboard import rows
-from regrow.report.outcomes import Summary, group, outcomes_of
-from regrow.report.runs import Run, find_runs, read_run
-from regrow.report.tasks import make_tasks
-from regrow.report.text import plus_minus
-from regrow.train.config import Recipe, RecipeError
-from regrow.train.files import FolderError
+from regrow.report.tables import leaderboard, make_tasks, plus_minus
+from regrow.runs.find import Run, find_runs, read_run
+from regrow.runs.folder import RunFolderError
+from regrow.runs.outcomes import Summary, group, outcomes_of
+from regrow.runs.recipe import Recipe, RecipeError
+from regrow.text import quantity
 from regrow.train.loop import DivergedError
 from regrow.train.run import run
-from regrow.train.text import quantity
 from tests.report.conftest import QUICK
 
 ACCURACIES = st.floats(0, 100)
@@ -51,7 +49,7 @@ def test_a_summary_is_the_mean_and_the_sample_standard_deviation(values):
     assert summary.low <= summary.mean <= summary.high
 
 
-def test_one_seed_has_no_deviation_and_says_so():
+def test_one_seed_has_no_standard_deviation():
     assert plus_minus(Summary.of([71.0])) == "71.00"
     assert plus_minus(Summary.of([71.0, 73.0])) == "72.00 ± 1.41"
     assert plus_minus(None) == "–"
@@ -61,14 +59,14 @@ def test_runs_that_diverged_are_a_line_of_the_table_with_the_papers_star():
     runs = [diverged(QUICK.changed(seed=seed)) for seed in (0, 1)]
     (task,) = make_tasks(group(runs)[0], runs)
     assert not task.unfinished
-    (row,) = rows(task, None)
+    (row,) = leaderboard(task, None)
     assert (row.top1, row.seeds, row.sparsity) == ("★ diverged", 2, "–")
 
 
 def test_a_seed_that_diverged_is_counted_beside_those_that_converged_and_in_no_mean():
     runs = [finished(QUICK, top1=60.0), finished(QUICK.changed(seed=1), top1=62.0), diverged(QUICK.changed(seed=2))]
     (task,) = make_tasks(group(runs)[0], runs)
-    (row,) = rows(task, None)
+    (row,) = leaderboard(task, None)
     assert (row.top1, row.seeds) == ("61.00 ± 1.41 (★ 1 more diverged)", 2)
 
 
@@ -88,11 +86,11 @@ def test_a_real_run_that_diverges_is_found_in_its_folder_and_in_a_file_of_result
         assert "at step" in found.diverged["diverged"]
         assert found.environment["system"]
     (task,) = make_tasks(group([found])[0], [found])
-    assert [row.top1 for row in rows(task, None)] == ["★ diverged"]
+    assert [row.top1 for row in leaderboard(task, None)] == ["★ diverged"]
 
 
 @given(accuracies=st.lists(ACCURACIES, min_size=1, max_size=4), order=st.randoms())
-def test_runs_that_differ_in_the_seed_alone_are_one_group_in_any_order(accuracies, order):
+def test_runs_that_differ_only_in_the_seed_are_one_group_in_any_order(accuracies, order):
     runs = [finished(QUICK.changed(seed=seed), top1=top1) for seed, top1 in enumerate(accuracies)]
     order.shuffle(runs)
     (only,), repeated = group(runs)
@@ -108,7 +106,7 @@ def test_runs_that_differ_in_anything_else_are_groups_of_their_own(change):
     assert len(groups) == 2
 
 
-def test_where_a_run_happened_makes_no_group():
+def test_device_and_threads_do_not_separate_groups():
     groups, _ = group([finished(QUICK), finished(QUICK.changed(seed=1, threads=2))])
     assert len(groups) == 1
 
@@ -125,7 +123,7 @@ def test_a_repeated_run_is_reported_and_not_counted_as_a_seed():
     assert repeated == [(copy, first)]
 
 
-def test_fine_tuning_is_an_outcome_beside_the_one_at_the_end_of_training(runs):
+def test_training_and_fine_tuning_are_two_outcomes(runs):
     by_label = entries([read_run(runs / "dpf50-s0"), read_run(runs / "dpf50-s1")])
     assert list(by_label) == sorted(by_label, key=lambda label: -by_label[label].group.summary("top1").mean)
     records = read_run(runs / "dpf50-s0").records
@@ -153,7 +151,7 @@ def test_labels_name_what_differs_and_nothing_else():
     assert tuned["DPF 80 %"].settings == "lr 0.2"
 
 
-def test_what_is_left_to_the_method_is_not_named():
+def test_fields_left_to_the_method_are_not_in_labels():
     assert set(entries([finished(QUICK.changed(every=None)), finished(QUICK.changed(every=None, scope="layer"))])) == {
         "DPF 90 %",
         "DPF 90 % · scope layer",
@@ -166,7 +164,7 @@ def test_filters_and_weights_are_two_series_even_where_no_sparsity_has_both():
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_run_without_fine_tuning_speaks_for_itself_whatever_comes_first(order):
+def test_a_run_without_fine_tuning_is_preferred_for_the_result_of_training(order):
     tuned = finished(QUICK.changed(finetune_epochs=1), top1=90.0, top1_before_finetuning=60.0)
     plain = finished(QUICK, top1=50.0)
     groups, _ = group([tuned, plain][::order])
@@ -196,12 +194,12 @@ def test_runs_are_found_at_any_depth_once(runs):
     assert len(names) == 7
 
 
-def test_listing_finished_runs_opens_result_json_alone(runs, tmp_path):
+def test_listing_finished_runs_opens_only_result_json(runs, tmp_path):
     shutil.copytree(runs / "dense", tmp_path / "dense")
     (tmp_path / "dense" / "metrics.jsonl").write_text("damaged\n")
     (run,) = find_runs([tmp_path])
     assert run.result["top1"] > 0
-    with pytest.raises(FolderError, match=r"metrics\.jsonl, line 1 is damaged"):
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl, line 1 is damaged"):
         _ = run.records
 
 
@@ -210,24 +208,24 @@ def test_a_damaged_line_is_an_error_that_names_it(runs, tmp_path):
     path = tmp_path / "dense" / "metrics.jsonl"
     first, second = path.read_text().splitlines(keepends=True)
     path.write_text(first + second[:40] + "\n")
-    with pytest.raises(FolderError, match=r"dense/metrics\.jsonl, line 2 is damaged"):
+    with pytest.raises(RunFolderError, match=r"dense/metrics\.jsonl, line 2 is damaged"):
         _ = read_run(tmp_path / "dense").records
     path.write_text(first + second[:40])
     assert len(read_run(tmp_path / "dense").records) == 1, "half a line at the end is one that is being written"
 
 
 @pytest.mark.parametrize("content", ['{"top1": 1', "{}", '{"recipe": {"epocs": 3}, "top1": 1}', "[]"])
-def test_a_result_that_is_none_is_an_error_that_names_the_file(tmp_path, content):
+def test_an_invalid_result_is_an_error_that_names_the_file(tmp_path, content):
     (tmp_path / "recipe.toml").write_text(QUICK.to_toml())
     (tmp_path / "result.json").write_text(content)
-    with pytest.raises((FolderError, RecipeError), match=r"result\.json"):
+    with pytest.raises((RunFolderError, RecipeError), match=r"result\.json"):
         find_runs([tmp_path])
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(FolderError, match="there is no run in"):
+    with pytest.raises(RunFolderError, match="there is no run in"):
         find_runs([tmp_path])
-    with pytest.raises(FolderError, match="does not exist"):
+    with pytest.raises(RunFolderError, match="does not exist"):
         find_runs([tmp_path / "missing"])
 
 
@@ -244,14 +242,14 @@ def test_a_file_of_results_gives_the_outcomes_that_the_runs_gave(runs, tmp_path)
         for quantity_ in ("top1", "sparsity", "nonzeros", "macs_kept"):
             assert ours[label].group.summary(quantity_) == recorded[label].group.summary(quantity_)
     path.write_text(path.read_text() + '{"top1": 3}\n')
-    with pytest.raises(FolderError, match=r"results\.jsonl, line 4 is not the result"):
+    with pytest.raises(RunFolderError, match=r"results\.jsonl, line 4 is not the result"):
         find_runs([path])
     path.write_text('{"top1":')
-    with pytest.raises(FolderError, match=r"results\.jsonl, line 1 is damaged"):
+    with pytest.raises(RunFolderError, match=r"results\.jsonl, line 1 is damaged"):
         find_runs([path])
 
 
-def test_a_run_before_its_first_epoch_is_no_error(tmp_path):
+def test_a_run_before_its_first_epoch_can_be_reported(tmp_path):
     (tmp_path / "recipe.toml").write_text(QUICK.to_toml())
     runs = find_runs([tmp_path])
     (task,) = make_tasks(group(runs)[0], runs)

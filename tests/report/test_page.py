@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from regrow.commands.report import in_the_paper
 from regrow.report import Published, write_report
-from regrow.train.config import Recipe
+from regrow.report.published import in_the_paper
+from regrow.runs.recipe import Recipe
 from tests.report.browser import Browser, missing
 
 pytest.importorskip("altair", reason='reports need pip install "regrow[report]"')
@@ -63,7 +63,7 @@ def outline(page):
     return Outline(page.read_text(encoding="utf-8"))
 
 
-def test_the_page_loads_nothing_from_elsewhere(outline):
+def test_the_page_loads_nothing_from_the_network(outline):
     loaded = [value for _, attrs in outline.tags for name, value in attrs.items() if name in ("src", "href") and value]
     assert loaded
     assert all(value.startswith("#") for value in loaded)
@@ -142,7 +142,7 @@ def test_the_same_runs_give_the_same_page(page, tmp_path):
         (Recipe(data="cifar10", model="resnet20", sparsity=0.123), False, None),
     ],
 )
-def test_the_papers_number_is_that_of_the_same_setting_or_none(recipe, finetuned, said):
+def test_the_papers_number_is_shown_only_for_the_same_setting(recipe, finetuned, said):
     found = in_the_paper(recipe, finetuned)
     assert (f"{found} | {found.scale}" if found else None) == said
 
@@ -158,11 +158,11 @@ def test_the_command_writes_page_and_figures(runs, tmp_path):
 
 
 @pytest.mark.parametrize("folder", [".", "/", ".."])
-def test_a_folder_in_place_of_the_page_is_explained_in_one_line(runs, tmp_path, folder):
+def test_a_folder_as_output_file_is_explained_in_one_line(runs, tmp_path, folder):
     command = [sys.executable, "-m", "regrow", "report", str(runs), "-o", folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"regrow: --out is a file, and {folder} is a folder. Did you mean ")
+    assert done.stderr.startswith(f"regrow: --out must be a file, but {folder} is a folder. Did you mean ")
     assert done.stderr.count("\n") == 1
 
 
@@ -185,7 +185,7 @@ return [...document.querySelectorAll('.chart')].map(chart => {
 
 @pytest.mark.slow
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
-def test_a_browser_draws_every_figure_and_complains_about_nothing(page, tmp_path):
+def test_a_browser_draws_every_figure_without_errors(page, tmp_path):
     with Browser(tmp_path) as browser:
         for look in ({"width": 1280}, {"width": 1280, "dark": True}, {"width": 390, "phone": True}):
             browser.look(**look)
@@ -238,7 +238,7 @@ def test_the_page_holds_the_data_once_and_in_a_form_that_ends_no_script(page):
 
 @pytest.mark.slow
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
-def test_figures_answer_to_the_mouse_and_leave_the_wheel_to_the_page(page, tmp_path):
+def test_figures_react_to_the_mouse_and_the_wheel_scrolls_the_page(page, tmp_path):
     texts = "[...document.querySelectorAll('figure.accuracy .role-axis-label text')].map(text => text.textContent)"
     labels = f"{texts}.sort().join()"
     tooltip = "(document.querySelector('#vg-tooltip-element.visible') || {}).innerText"

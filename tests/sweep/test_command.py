@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.cli.test_cli import call
 from tests.sweep.test_run_all import QUICK
-from tests.train.test_cli import call
 
 
 @pytest.fixture
@@ -24,13 +24,13 @@ def test_a_sweep_is_listed_run_and_found_finished(capsys, tmp_path, sweep):
     code, said, _ = call(capsys, *arguments, "--workers", "1")
     assert code == 0
     assert said.startswith("2 runs, 1 at a time\n1/2  digits-small-dpf90-s0-")
-    assert f"all finished. See them with: regrow report {runs}" in said
+    assert f"all finished. Compare them: regrow report {runs}" in said
     code, said, _ = call(capsys, *arguments, "--dry-run")
     assert "2 runs, 2 finished" in said
     assert said.count("finished  top-1") == 2
     code, said, _ = call(capsys, *arguments)
     assert code == 0
-    assert said.startswith("2 runs, 2 of them finished before\n")
+    assert said.startswith("2 runs, 2 of them finished\n")
 
 
 def test_a_failed_run_is_named_with_its_reason_and_the_exit_code_says_so(capsys, tmp_path, sweep):
@@ -46,13 +46,13 @@ def test_a_failed_run_is_named_with_its_reason_and_the_exit_code_says_so(capsys,
     ("option", "value", "least"),
     [("workers", 0, 1), ("workers", -1, 1), ("cpus", 0, 1), ("gpus", -1, 0), ("minutes", 0, 1), ("retries", -1, 0)],
 )
-def test_a_number_that_would_start_nothing_is_refused(capsys, tmp_path, sweep, option, value, least):
+def test_an_option_out_of_range_is_refused(capsys, tmp_path, sweep, option, value, least):
     code, _, errors = call(capsys, "sweep", sweep, "--out", tmp_path / "runs", f"--{option}", value)
     assert (code, errors) == (2, f"regrow: {option} must be at least {least}, got {value}\n")
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_misspelt_field_is_answered_with_the_nearest(capsys, tmp_path, sweep):
+def test_a_misspelled_field_is_an_error_with_a_suggestion(capsys, tmp_path, sweep):
     sweep.write_text("sparsty = 0.9\n")
     code, _, errors = call(capsys, "sweep", sweep)
     assert code == 2

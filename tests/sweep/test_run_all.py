@@ -10,10 +10,9 @@ import time
 
 import pytest
 
+from regrow.runs.folder import locked, read_recipe, read_result
+from regrow.runs.recipe import UsageError
 from regrow.sweep import Began, SweepError, SweepStoppedError, Update, run_all
-from regrow.train.config import RecipeError
-from regrow.train.folder import read_recipe, read_result
-from regrow.train.lock import locked
 from regrow.train.run import run
 from tests.train.processes import RECIPE, outcome
 
@@ -86,7 +85,7 @@ def test_failures_are_reported_when_all_others_are_finished(tmp_path):
     assert sum(read_result(folder) is not None for folder in tmp_path.iterdir()) == 1
 
 
-def test_a_run_whose_process_is_killed_is_tried_again_and_ends_with_the_same_bits(tmp_path):
+def test_a_run_whose_process_is_killed_is_retried_and_ends_with_the_same_bits(tmp_path):
     kills, retried = [], []
 
     def kill_twice(event):
@@ -102,19 +101,19 @@ def test_a_run_whose_process_is_killed_is_tried_again_and_ends_with_the_same_bit
     assert outcome(folder) == outcome(tmp_path / "alone")
 
 
-def test_a_run_that_always_dies_at_the_same_place_fails_and_the_others_do_not(tmp_path):
+def test_a_run_that_dies_repeatedly_without_a_new_checkpoint_fails_and_the_others_do_not(tmp_path):
     doomed = RECIPE.changed(epochs=10_000)
 
     def kill(event):
         if isinstance(event, Update) and event.state == "started" and event.job.recipe == doomed:
             threading.Thread(target=lambda: os.kill(holder(event.job.folder), signal.SIGKILL)).start()
 
-    with pytest.raises(SweepError, match=r"SIGKILL.* 2 times at the same place") as failed:
+    with pytest.raises(SweepError, match=r"SIGKILL.* 2 times without a new checkpoint") as failed:
         run_all([doomed, QUICK], tmp_path, retries=1, listener=kill)
     assert len(failed.value.failed) == 1
 
 
-def test_a_run_that_another_process_works_on_is_waited_for(tmp_path):
+def test_a_run_in_use_by_another_process_is_waited_for(tmp_path):
     events, folder = [], tmp_path / f"{QUICK.name()}-{QUICK.key()[:8]}"
     folder.mkdir()
     release = threading.Event()
@@ -140,7 +139,7 @@ def test_a_run_that_another_process_works_on_is_waited_for(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_killed_takes_its_workers_along_and_the_next_one_goes_on(tmp_path):
+def test_killing_the_driver_stops_its_workers_and_the_next_driver_resumes(tmp_path):
     long = RECIPE.changed(epochs=12, sparsity=0.5)
     (tmp_path / "sweep.toml").write_text(long.to_toml() + "[grid]\nseed = [0, 1]\n", encoding="utf-8")
     folders = [tmp_path / "runs" / f"{r.name()}-{r.key()[:8]}" for r in (long, long.changed(seed=1))]
@@ -159,7 +158,7 @@ def test_a_driver_that_is_killed_takes_its_workers_along_and_the_next_one_goes_o
     assert read_result(folders[1]) is not None
 
 
-def test_a_signal_lets_the_runs_save_and_says_how_to_go_on(tmp_path):
+def test_a_signal_lets_the_runs_save_and_prints_how_to_resume(tmp_path):
     endless = RECIPE.changed(epochs=100_000)
 
     def interrupt(event):
@@ -175,6 +174,6 @@ def test_a_signal_lets_the_runs_save_and_says_how_to_go_on(tmp_path):
         pass  # nobody works on it any more
 
 
-def test_a_place_that_does_not_exist_is_refused_with_the_nearest(tmp_path):
-    with pytest.raises(RecipeError, match=r"got 'slrm'\. Did you mean 'slurm'"):
+def test_an_unknown_executor_is_an_error_with_a_suggestion(tmp_path):
+    with pytest.raises(UsageError, match=r"got 'slrm'\. Did you mean 'slurm'"):
         run_all([QUICK], tmp_path, on="slrm")

@@ -5,7 +5,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from regrow.train.config import Recipe
+from regrow.runs.recipe import Recipe
 
 # Small enough for seconds, with all that a state has: two phases, masks that move, momentum.
 RECIPE = Recipe(
@@ -24,7 +24,7 @@ RECIPE = Recipe(
 
 def context():
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["regrow.sweep.work", "torch._dynamo", "torch.distributed.fsdp"])
+    server.set_forkserver_preload(["regrow.train.run", "torch._dynamo", "torch.distributed.fsdp"])
     return server
 
 
@@ -49,20 +49,19 @@ def wait_for(path: Path, process, seconds: float = 60) -> None:
 
 
 def stop_at_first_checkpoint(command: list[str | Path], folder: Path) -> None:
-    """Run a command that trains in `folder`, stop it with SIGTERM, and check that it says how to go on."""
+    """Run a command that trains in `folder`, stop it with SIGTERM, and check that it says how to resume."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not (folder / "checkpoint.pt").exists() and process.poll() is None:
         time.sleep(0.02)
     process.terminate()
     _, errors = process.communicate()
     assert process.returncode == 143, errors
-    assert f"all saved. Go on with: regrow train --resume {folder}" in errors
+    assert f"all saved. Resume: regrow train --resume {folder}" in errors
 
 
 def outcome(folder: Path) -> tuple[bytes, list, dict]:
     """What must be the same bits after any number of interruptions: all but the clock."""
-    from regrow.train.folder import read_result
-    from regrow.train.metrics import read_metrics
+    from regrow.runs.folder import read_metrics, read_result
 
     timed = {"seconds", "images_per_second"}
     records = [{k: v for k, v in record.items() if k not in timed} for record in read_metrics(folder)]

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from regrow.train.catalog import load_recipe
+from regrow.runs.recipe import load_recipe
 from regrow.train.run import run
 
 pytestmark = pytest.mark.skipif(

@@ -9,12 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regrow.train.config import Recipe, RecipeError
+from regrow.runs.folder import RunFolderError, read_metrics, read_recipe, read_result
+from regrow.runs.recipe import Recipe, RecipeError
 from regrow.train.events import EpochEnded, Finished, Started
-from regrow.train.files import FolderError
-from regrow.train.folder import read_recipe, read_result
 from regrow.train.loop import make_trainer
-from regrow.train.metrics import read_metrics
 from regrow.train.run import run
 
 QUICK = Recipe(data="digits", model="small", width=4, epochs=3, batch=256, threads=1)
@@ -47,7 +45,7 @@ def test_dpf_learns_digits_at_ninety_percent(tmp_path):
     assert result["sparsity"] == pytest.approx(0.9, abs=1e-4)
 
 
-def test_fine_tuning_keeps_the_mask_and_starts_afresh(tmp_path):
+def test_fine_tuning_keeps_the_mask_and_uses_a_new_optimizer(tmp_path):
     recipe = QUICK.changed(finetune_epochs=2, finetune_optimizer="adam", finetune_lr=1e-3)
     result = run(recipe, tmp_path / "run")
     records = read_metrics(tmp_path / "run")
@@ -95,21 +93,24 @@ def test_recipes_with_mask_updates_and_methods_that_need_none_are_not_warned_of(
     ("fields", "message"),
     [
         ({"method": "dfp"}, "unknown method 'dfp'. Did you mean 'dpf'?"),
-        ({"method": "set", "unit": "filter"}, "set takes no unit, got 'filter'. It takes "),
-        ({"method": "set", "options": ("zetta=0.2",)}, "set takes no zetta, got 0.2. Did you mean 'zeta'?"),
-        ({"method": "set", "options": ("zeta",)}, "options must be of the form name=value"),
-        ({"method": "set", "options": ("zeta=0,2",)}, "options must be of the form name=value"),
+        ({"method": "set", "unit": "filter"}, "set has no option unit, got 'filter'. It takes "),
+        ({"method": "set", "options": ("zetta=0.2",)}, "set has no option zetta, got 0.2. Did you mean 'zeta'?"),
+        ({"method": "set", "options": ("zeta",)}, "options must have the form name=value"),
+        ({"method": "set", "options": ("zeta=0,2",)}, "options must have the form name=value"),
         ({"unit": "filter", "options": ("criterion=rsm",)}, "criterion must be one of l2, l1, rms"),
         ({"unit": "filter", "options": ("channels=True",)}, "channels must be true or false, got 'True'"),
         ({"method": "fixed"}, "method fixed needs masks, a finished run or a model file"),
         ({"method": "fixed", "masks": "runs/none"}, "masks: runs/none does not exist"),
-        ({"method": "set", "masks": "runs/none"}, "masks are for method fixed, and set finds its own: got 'runs/none'"),
-        ({"method": "dense", "masks": "runs/none"}, "masks are for method fixed, and dense has none: got 'runs/none'"),
-        ({"method": "fixed", "masks": "runs/none", "scope": "layer"}, "fixed takes no scope, got 'layer'. It takes "),
-        ({"method": "fixed", "masks": "runs/none", "options": ("zeta=0.2",)}, "fixed takes no zeta, got 0.2"),
+        ({"method": "set", "masks": "runs/none"}, "masks are only for method fixed, got 'runs/none' for set"),
+        ({"method": "dense", "masks": "runs/none"}, "masks are only for method fixed, got 'runs/none' for dense"),
+        (
+            {"method": "fixed", "masks": "runs/none", "scope": "layer"},
+            "fixed has no option scope, got 'layer'.",
+        ),
+        ({"method": "fixed", "masks": "runs/none", "options": ("zeta=0.2",)}, "fixed has no option zeta, got 0.2"),
         (
             {"method": "feedback", "options": ("compressor='sign'",), "finetune_epochs": 2},
-            "feedback has no mask that fine-tuning could keep",
+            "feedback has no mask to keep",
         ),
         ({"method": "feedback"}, "feedback needs --options compressor=VALUE: see regrow methods feedback"),
         (
@@ -118,7 +119,7 @@ def test_recipes_with_mask_updates_and_methods_that_need_none_are_not_warned_of(
         ),
     ],
 )
-def test_what_a_method_cannot_do_is_an_error_that_says_what_it_can(tmp_path, fields, message):
+def test_an_option_that_a_method_does_not_have_is_an_error_that_lists_its_options(tmp_path, fields, message):
     with pytest.raises(RecipeError, match=re.escape(message)):
         run(QUICK.changed(**fields), tmp_path / "run")
 
@@ -138,7 +139,7 @@ def test_a_word_is_an_option_without_quotes(tmp_path):
     assert bare["test_loss"] == quoted["test_loss"]
 
 
-def test_a_mask_that_was_found_can_be_trained_from_scratch(tmp_path):
+def test_the_mask_of_another_run_can_be_trained_from_scratch(tmp_path):
     found = run(QUICK, tmp_path / "found")
     again = run(QUICK.changed(method="fixed", masks=str(tmp_path / "found")), tmp_path / "again")
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("found", "again")]
@@ -149,7 +150,7 @@ def test_a_mask_that_was_found_can_be_trained_from_scratch(tmp_path):
 
 
 @pytest.mark.parametrize(("include_last", "masked"), [(None, True), (True, True), (False, False)])
-def test_a_mask_that_was_found_has_the_last_layer_if_that_was_pruned_too(tmp_path, include_last, masked):
+def test_the_mask_of_another_run_includes_the_last_layer_if_it_was_pruned(tmp_path, include_last, masked):
     found = run(QUICK.changed(method="sparse-momentum", epochs=1), tmp_path / "found")
     recipe = QUICK.changed(method="fixed", masks=str(tmp_path / "found"), include_last=include_last, epochs=1)
     again = run(recipe, tmp_path / "again")
@@ -171,7 +172,7 @@ def test_a_finished_run_is_not_repeated(tmp_path):
     assert [type(event) for event in events] == [Finished]
 
 
-def test_listeners_hear_of_start_epochs_and_end(tmp_path):
+def test_listeners_get_start_epoch_and_end_events(tmp_path):
     events = []
     run(QUICK, tmp_path / "run", listeners=[events.append])
     assert isinstance(events[0], Started)
@@ -181,19 +182,21 @@ def test_listeners_hear_of_start_epochs_and_end(tmp_path):
 
 def test_another_recipe_in_the_same_folder_is_refused_with_the_difference(tmp_path):
     run(QUICK, tmp_path / "run")
-    with pytest.raises(FolderError, match=r"lr is 0\.1 there and 0\.2 here"):
+    with pytest.raises(RunFolderError, match=r"lr is 0\.1 there and 0\.2 here"):
         run(QUICK.changed(lr=0.2), tmp_path / "run")
 
 
-def test_a_run_goes_on_as_parallel_as_it_was_started_and_says_so(tmp_path):
+def test_a_run_resumes_with_its_original_parallel_mode_and_warns(tmp_path):
     result = run(QUICK, tmp_path)
-    with pytest.warns(UserWarning, match=r"goes on with --parallel ddp, as it was started: fsdp has no effect.*--out"):
+    with pytest.warns(
+        UserWarning, match=r"continues with --parallel ddp, with which it was started; fsdp is ignored.*--out"
+    ):
         assert run(QUICK.changed(parallel="fsdp"), tmp_path) == result
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(FolderError, match=r"not a run but has files \(thesis.tex"):
+    with pytest.raises(RunFolderError, match=r"not a run folder but has files \(thesis.tex"):
         run(QUICK, tmp_path)
 
 
@@ -220,18 +223,18 @@ def test_smoothed_labels_are_trained_on_and_plain_ones_evaluated():
         logs = torch.log_softmax(trainer.model(images), dim=1)
         expected = (1 - share) * -logs[range(len(labels)), labels].mean() - share * logs.mean()
         trainer._train_batch(images, labels)
-        losses[share] = trainer.tally.loss / len(labels)
+        losses[share] = trainer.totals.loss / len(labels)
         assert losses[share] == pytest.approx(expected.item(), rel=1e-5)
     assert losses[0.0] != losses[0.3]
 
 
-def test_held_out_images_are_what_is_evaluated(tmp_path):
+def test_with_holdout_the_held_out_images_are_evaluated(tmp_path):
     result = run(QUICK.changed(holdout=200, epochs=1), tmp_path / "run")
     assert result["evaluated_on"] == "holdout"
     assert result["top1"] * 2 == pytest.approx(round(result["top1"] * 2))
 
 
-def test_a_package_that_is_missing_at_the_end_is_named_at_the_start(tmp_path, monkeypatch):
+def test_a_package_needed_at_the_end_is_checked_at_the_start(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(ImportError, match=r'model files need safetensors: pip install "regrow\[cli\]"'):
         run(Recipe(data="digits", epochs=1), tmp_path / "run")

@@ -9,13 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from regrow.cli import main
+from regrow.runs.folder import RunFolderError, read_metrics, read_result
+from regrow.runs.stop import StoppedError
 from regrow.train import checkpoint
-from regrow.train.files import FolderError
-from regrow.train.folder import read_result
-from regrow.train.metrics import read_metrics
+from regrow.train.distributed import joined
 from regrow.train.run import run
-from regrow.train.signals import StoppedError
-from regrow.train.world import joined
 from tests.train.processes import RECIPE, outcome, wait_for
 from tests.train.test_run import ENDS, METHODS
 from tests.train.test_together import asking, stop_in_between, train_all
@@ -44,7 +42,7 @@ def test_a_sharded_run_ends_where_a_replicated_one_does_and_leaves_the_same_file
 
 
 @pytest.mark.slow
-def test_a_sharded_run_goes_on_bit_for_bit(tmp_path):
+def test_a_sharded_run_resumes_bit_for_bit(tmp_path):
     run_together(2, train_all, {"whole": SHARDED}, tmp_path)
     run_together(2, stop_in_between, SHARDED, tmp_path / "parts", [1, 30, 50])
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
@@ -56,7 +54,7 @@ def stop_at(recipe, folder, step):
         run(recipe, folder, listeners=[asking(step)])
 
 
-def test_a_checkpoint_is_taken_over_by_another_number_of_processes(tmp_path):
+def test_another_number_of_processes_can_resume_a_checkpoint(tmp_path):
     # Without batch norm's dependence on shares there would be rounding only: the learning rate keeps the rest small.
     recipe = SHARDED.changed(lr=1e-4, optimizer="adam")
     run(recipe, tmp_path / "alone")
@@ -117,9 +115,9 @@ def test_missing_or_damaged_shards_are_named(tmp_path):
     [shards] = (tmp_path / "run").glob("shards-*")
     [file] = shards.iterdir()
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(FolderError, match=r"shards-\w+ is damaged"):
+    with pytest.raises(RunFolderError, match=r"shards-\w+ is damaged"):
         run(SHARDED, tmp_path / "run")
     file.unlink()
     shards.rmdir()
-    with pytest.raises(FolderError, match=r"shards-\w+ is missing"):
+    with pytest.raises(RunFolderError, match=r"shards-\w+ is missing"):
         run(SHARDED, tmp_path / "run")

@@ -14,15 +14,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from regrow.runs.folder import RunFolderError, locked, read_divergence, read_metrics, read_result
+from regrow.runs.stop import StoppedError
 from regrow.train import checkpoint
 from regrow.train.display import Display
-from regrow.train.files import FolderError
-from regrow.train.folder import read_divergence, read_result
-from regrow.train.lock import locked
 from regrow.train.loop import DivergedError
-from regrow.train.metrics import read_metrics
 from regrow.train.run import run
-from regrow.train.signals import StoppedError
 from tests.train.processes import RECIPE, outcome, start, stop_at_first_checkpoint, train, wait_for
 from tests.train.test_run import METHODS
 
@@ -62,7 +59,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(tmp_path
 
 def stop_and_report(recipe, folder):
     """Train until a signal, and end with the code that tells what `run` raised."""
-    from regrow.train.signals import StoppedError
+    from regrow.runs.stop import StoppedError
 
     try:
         train(recipe, folder, save_every=1000)
@@ -71,7 +68,7 @@ def stop_and_report(recipe, folder):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_what_was_done_and_the_run_goes_on_from_there(tmp_path, uninterrupted, number):
+def test_a_signal_saves_the_state_and_the_run_resumes_from_it(tmp_path, uninterrupted, number):
     folder = tmp_path / "run"
     process = start(RECIPE, folder, stop_and_report)
     wait_for(folder / "checkpoint.pt", process)
@@ -84,20 +81,21 @@ def test_a_signal_saves_what_was_done_and_the_run_goes_on_from_there(tmp_path, u
     assert outcome(folder) == uninterrupted
 
 
-def test_the_command_says_how_to_go_on_and_does_so(tmp_path):
+def test_the_command_prints_how_to_resume_and_does_so(tmp_path):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "regrow", "train", "digits", "--epochs", "400", "--threads", "1", "--out", folder]
     stop_at_first_checkpoint(command, folder)
     before = checkpoint.load(folder / "checkpoint.pt")["trainer"]["step"]
     again = subprocess.Popen([*command[:4], "--resume", folder], stdout=subprocess.PIPE, text=True)
-    going_on = next((line for line in again.stdout if line.startswith("going on")), "")
+    resumed = next((line for line in again.stdout if line.startswith("resumed")), "")
     again.kill()
     again.communicate()
-    assert f"(step {before:,})" in going_on
+    assert f"(step {before:,})" in resumed
 
 
-def test_a_second_process_is_told_who_has_the_folder(tmp_path):
-    with locked(tmp_path), pytest.raises(FolderError, match=rf"is in use by process {os.getpid()} \(since \d\d:\d\d\)"):
+def test_a_second_process_is_told_which_process_uses_the_folder(tmp_path):
+    in_use = rf"is in use by process {os.getpid()} \(since \d\d:\d\d\)"
+    with locked(tmp_path), pytest.raises(RunFolderError, match=in_use):
         run(RECIPE, tmp_path)
     with locked(tmp_path):
         pass  # and it is free again
@@ -108,7 +106,7 @@ def train_without_room(recipe, folder):
     resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, 16_384))
     try:
         train(recipe, folder)
-    except FolderError as error:
+    except RunFolderError as error:
         (folder / "said.txt").write_text(str(error))
         sys.exit(3)
 
@@ -128,17 +126,17 @@ def test_a_file_that_cannot_be_written_is_an_error_that_names_it_and_nothing_is_
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_is_not_writable_is_named(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
-    with pytest.raises(FolderError, match="not writable: choose another with --out"):
+    with pytest.raises(RunFolderError, match="not writable: choose another with --out"):
         run(RECIPE, tmp_path / "locked" / "run")
 
 
 def test_a_folder_whose_name_is_taken_by_a_file_is_named(tmp_path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(FolderError, match=r"cannot write .*run: File exists"):
+    with pytest.raises(RunFolderError, match=r"cannot write .*run: File exists"):
         run(RECIPE, tmp_path / "run")
 
 
-def test_a_loss_that_is_no_number_stops_with_the_step_and_keeps_the_last_good_checkpoint(tmp_path):
+def test_a_nan_loss_stops_with_the_step_and_keeps_the_last_good_checkpoint(tmp_path):
     # The learning rate explodes at the drop after half of training.
     recipe = RECIPE.changed(drop_factor=1e30, drops=[0.5])
     with pytest.raises(DivergedError, match=r"at step \d+ \(epoch 3, .*The last good checkpoint is .*checkpoint\.pt"):
@@ -167,14 +165,14 @@ def test_a_run_that_diverges_leaves_a_record_and_its_result_takes_the_records_pl
 
 
 def test_a_run_that_diverges_at_once_says_that_there_is_no_checkpoint(tmp_path):
-    with pytest.raises(DivergedError, match="No checkpoint was made before"):
+    with pytest.raises(DivergedError, match="There is no checkpoint"):
         run(RECIPE.changed(lr=1e30), tmp_path / "run")
 
 
 def test_a_checkpoint_holds_data_only(tmp_path):
     path = tmp_path / "checkpoint.pt"
     checkpoint.save(path, {"trainer": os.system})
-    with pytest.raises(FolderError, match=r"checkpoint\.pt is damaged"):
+    with pytest.raises(RunFolderError, match=r"checkpoint\.pt is damaged"):
         checkpoint.load(path)
 
 
@@ -183,12 +181,12 @@ def test_a_damaged_checkpoint_is_named(tmp_path, damage):
     path = tmp_path / "checkpoint.pt"
     checkpoint.save(path, {"trainer": {"weights": torch.ones(1000)}})
     path.write_bytes(path.read_bytes()[:1000] if damage is None else damage)
-    with pytest.raises(FolderError, match=r"checkpoint\.pt is damaged .* Remove it to start"):
+    with pytest.raises(RunFolderError, match=r"checkpoint\.pt is damaged .* Remove it to start"):
         checkpoint.load(path)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_run_stopped_at_the_last_step_of_an_epoch_or_in_its_evaluation_goes_on_under_a_display(tmp_path, batch):
+def test_a_run_stopped_at_the_end_of_an_epoch_or_in_its_evaluation_resumes_with_a_display(tmp_path, batch):
     recipe, folder, last, told = RECIPE.changed(epochs=2), tmp_path / "run", 21, []
 
     def stop(event):
@@ -217,7 +215,7 @@ def test_a_run_stopped_at_the_last_step_of_an_epoch_or_in_its_evaluation_goes_on
         {"ramp_end": 0},
     ],
 )
-def test_every_kind_of_run_goes_on_bit_for_bit(tmp_path, fields):
+def test_every_kind_of_run_resumes_bit_for_bit(tmp_path, fields):
     recipe = RECIPE.changed(epochs=2, finetune_epochs=1, **fields)
     run(recipe, tmp_path / "whole")
 

@@ -4,11 +4,11 @@ import time
 
 import pytest
 
+from regrow.train.events import TensorBoard, has_tensorboard
 from regrow.train.run import run
-from regrow.train.tensorboard import TensorBoard, installed
 from tests.train.test_run import QUICK
 
-pytestmark = pytest.mark.skipif(not installed(), reason="tensorboard is not installed")
+pytestmark = pytest.mark.skipif(not has_tensorboard(), reason="tensorboard is not installed")
 
 
 def curve(folder, name):
@@ -20,7 +20,7 @@ def curve(folder, name):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_events_of_a_resumed_run_are_those_of_the_whole(tmp_path):
+def test_the_events_of_a_resumed_run_equal_those_of_an_uninterrupted_one(tmp_path):
     class EnoughError(Exception):
         pass
 

@@ -10,14 +10,13 @@ import time
 import pytest
 from safetensors.torch import load_file
 
+from regrow.runs.folder import read_metrics, read_result
+from regrow.runs.recipe import load_recipe
+from regrow.runs.stop import StoppedError
 from regrow.train import checkpoint
-from regrow.train.catalog import load_recipe
+from regrow.train.distributed import joined
 from regrow.train.events import Stepped
-from regrow.train.folder import read_result
-from regrow.train.metrics import read_metrics
 from regrow.train.run import run
-from regrow.train.signals import StoppedError
-from regrow.train.world import joined
 from tests.train.processes import RECIPE, outcome, stop_at_first_checkpoint, train, wait_for
 from tests.train.test_run import ENDS, METHODS
 from tests.train.together import run_together, start_together
@@ -31,7 +30,7 @@ def train_all(recipes, folder):
             run(recipe, folder / name)
 
 
-def test_every_method_trains_on_two_processes_and_leaves_what_a_run_of_one_leaves(tmp_path):
+def test_every_method_trains_on_two_processes_and_writes_the_same_files_as_one(tmp_path):
     recipes = {method: QUICK.changed(method=method, every=None, sparsity=0.75, threads=1) for method in METHODS}
     run_together(2, train_all, recipes, tmp_path)
     run(QUICK, tmp_path / "alone")
@@ -47,7 +46,7 @@ def test_every_method_trains_on_two_processes_and_leaves_what_a_run_of_one_leave
         assert {p.name for p in (tmp_path / method).iterdir()} == {p.name for p in (tmp_path / "alone").iterdir()}
 
 
-def test_the_batch_is_that_of_the_recipe_however_many_share_it(tmp_path):
+def test_the_batch_size_does_not_depend_on_the_number_of_processes(tmp_path):
     recipe = QUICK.changed(epochs=1, finetune_epochs=0, lr=1e-12, momentum=0.0, weight_decay=0.0, batch=1297)
     run(recipe, tmp_path / "one")
     run_together(3, train_all, {"three": recipe}, tmp_path)
@@ -76,7 +75,7 @@ def asking(step):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_all_processes_stop_when_one_is_asked_to_and_go_on_bit_for_bit(tmp_path, size):
+def test_all_processes_stop_when_one_is_asked_to_and_resume_bit_for_bit(tmp_path, size):
     run_together(size, train_all, {"whole": QUICK}, tmp_path)
     run_together(size, stop_in_between, QUICK, tmp_path / "parts", [1, 30, 50])
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
@@ -107,20 +106,20 @@ def diverge(recipe, folder):
         run(recipe, folder)
 
 
-def test_a_loss_that_is_no_number_is_known_to_all_processes(tmp_path):
+def test_a_nan_loss_stops_all_processes(tmp_path):
     run_together(2, diverge, RECIPE.changed(lr=1e30), tmp_path / "run")
 
 
 def be_refused(recipe, folder):
-    from regrow.train.files import FolderError
-    from regrow.train.world import FirstFailedError
+    from regrow.runs.folder import RunFolderError
+    from regrow.train.distributed import Rank0Error
 
-    error = FolderError if os.environ["RANK"] == "0" else FirstFailedError
+    error = RunFolderError if os.environ["RANK"] == "0" else Rank0Error
     with pytest.raises(error, match="holds another run"):
         run(recipe, folder)
 
 
-def test_what_the_first_process_is_refused_stops_the_others_too(tmp_path):
+def test_an_error_on_rank_0_stops_the_other_ranks(tmp_path):
     run(QUICK, tmp_path / "run")
     run_together(2, be_refused, QUICK.changed(lr=0.2), tmp_path / "run")
 
@@ -158,7 +157,7 @@ def test_a_process_killed_at_a_random_moment_is_replaced_and_the_result_is_that_
     said, _ = agent.communicate()
     assert agent.returncode == 0, said
     assert killed == 2, said
-    assert "going on after" in said
+    assert "resumed after" in said
     assert outcome(folder)[:2] == undisturbed(tmp_path, parallel)[:2]
 
 
@@ -169,6 +168,6 @@ def test_nproc_starts_the_processes_and_passes_a_signal_on(tmp_path):
     stop_at_first_checkpoint(command, folder)
     again = subprocess.run([*command[:4], "--resume", folder, "--nproc", "2"], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert "going on after" in again.stdout
+    assert "resumed after" in again.stdout
     assert outcome(folder)[0] == undisturbed(tmp_path)[0]
     assert load_file(folder / "model.safetensors")

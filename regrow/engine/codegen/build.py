@@ -17,14 +17,13 @@ from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 
+from regrow.checks import warn
 from regrow.engine.codegen.structs import plan_header
 from regrow.engine.ops.activations import FUNCTIONS
 from regrow.engine.ops.base import kernels as registered_kernels
 from regrow.engine.ops.base import structures
 from regrow.engine.plan.tiles import SHAPES, Shape
-from regrow.host.cache import cache_folder, digest, remember
-from regrow.host.cores import cores
-from regrow.host.warn import warn
+from regrow.system import cache_folder, cores, digest, remember
 
 COMPILERS = ("gcc", "clang", "cc")
 
@@ -287,7 +286,7 @@ def _compile(compiler: tuple[str, ...], flags: tuple[str, ...], kernels: Kernels
         unit.write_text(source)
     compiling = [[*flags, "-fPIC", "-c", str(unit), "-o", str(unit.with_suffix(".o"))] for unit in units]
     built = folder / "kernels.so"
-    linking = ["-shared", "-pthread", *(str(unit.with_suffix(".o")) for unit in units), "-o", str(built), "-lm"]
+    linking = ["-shared", "-pthread", *(str(unit.with_suffix(".o")) for unit in units), "-o", str(built)]
     with ThreadPoolExecutor() as pool:
         list(pool.map(partial(call_compiler, compiler), compiling))
     call_compiler(compiler, linking)

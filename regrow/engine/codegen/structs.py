@@ -1,7 +1,7 @@
 """One description of each struct, from which come the ctypes class, its declaration in plan.h and C initializers.
 
-A description maps field names to field types. Operations describe theirs in `regrow.engine.ops`; the structs that all
-operations share are here.
+A description maps field names to field types. Operations describe theirs in `regrow.engine.ops`; structs that
+belong to no single operation are here.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ Exchange = struct_of(
         "recv": OFFSET,  # struct halo_rows of the image that is read
         "send": OFFSET,  # and of those that are written
         "send_second": OFFSET,
-        "sent_above": I32,  # rows at the slice's edges that the neighbours need
+        "sent_above": I32,  # rows at the slice's edges that the neighbors need
         "sent_below": I32,
     },
 )

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from regrow.deploy.prepared import inference
+from regrow.core.modules import inference
 from regrow.engine.frontend.graph import Graph, Node, Value
 from regrow.engine.ops.base import lowerings
 from regrow.engine.ops.reshape import Input

@@ -174,8 +174,8 @@ INLINE void multiply(vec *sums, vec weight, const char *pixel, intptr_t step, co
 }
 
 /* The innermost loop: the weights of a group, one by one. */
-INLINE void walk(vec *sums, const struct entry *e, const struct entry *end, const char *in, intptr_t step,
-                 const int group, const int tile_rows, const int tile_cols, const int stride)
+INLINE void multiply_entries(vec *sums, const struct entry *e, const struct entry *end, const char *in, intptr_t step,
+                             const int group, const int tile_rows, const int tile_cols, const int stride)
 {
     for (; e != end; e += group) {
         EACH(m, group) {
@@ -187,8 +187,8 @@ INLINE void walk(vec *sums, const struct entry *e, const struct entry *end, cons
 }
 
 /* The same, four at a time. */
-INLINE void walk_fours(vec *sums, const struct entry *e, const struct entry *end, const char *in, intptr_t step,
-                       const int group, const int tile_rows, const int tile_cols, const int stride)
+INLINE void multiply_fours(vec *sums, const struct entry *e, const struct entry *end, const char *in, intptr_t step,
+                           const int group, const int tile_rows, const int tile_cols, const int stride)
 {
 #if WEIGHT_BITS == 32
     for (; e != end; e += 4 * group) {
@@ -449,8 +449,8 @@ INLINE void conv_channels(const struct tile *given, const struct conv *op, const
             prefetch_cells(t.out, &op->out, next, 1, tile_rows, tile_cols);
             if (op->residual.at != ABSENT) prefetch_cells(t.residual, &op->residual, next, 1, tile_rows, tile_cols);
         }
-        walk_fours(sums, e, fours, t.in, row, 1, tile_rows, tile_cols, stride);
-        walk(sums, fours, stop, t.in, row, 1, tile_rows, tile_cols, stride);
+        multiply_fours(sums, e, fours, t.in, row, 1, tile_rows, tile_cols, stride);
+        multiply_entries(sums, fours, stop, t.in, row, 1, tile_rows, tile_cols, stride);
         if (!last) {
             store_partial(sums, t.scratch, here, 1, n);
         } else if (b->usual) {
@@ -492,8 +492,8 @@ INLINE void conv_groups(const struct tile *t, const struct conv *op, const struc
             if (op->residual.at != ABSENT)
                 prefetch_cells(t->residual, &op->residual, channels + group, group, tile_rows, tile_cols);
         }
-        walk_fours(sums, e, fours, t->in, row, group, tile_rows, tile_cols, stride);
-        walk(sums, fours, stop, t->in, row, group, tile_rows, tile_cols, stride);
+        multiply_fours(sums, e, fours, t->in, row, group, tile_rows, tile_cols, stride);
+        multiply_entries(sums, fours, stop, t->in, row, group, tile_rows, tile_cols, stride);
         if (!b->last) {
             store_partial(sums, t->scratch, channels, group, n);
         } else if (b->usual) {

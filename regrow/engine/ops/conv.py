@@ -249,15 +249,15 @@ class ConvStep(KernelStep):
         if blocks > 1:
             lowering.need_scratch(node.out.channels * tile.vectors * lowering.vector * lowering.threads)
         unit = lowering.vector if lowering.weights == "fp32" else 1
-        options = {"together": tile.channels, "blocks": blocks, "parts": parts}
+        options = {"group_size": tile.channels, "blocks": blocks, "parts": parts}
         return lowering.memo(_sparse_weights, node, x, lowering.weights, unit, **options), blocks
 
 
 def _sparse_weights(
-    node: Conv, x: PlaneLayout, weights: Format, unit: int, *, together: int, blocks: int, parts: int
+    node: Conv, x: PlaneLayout, weights: Format, unit: int, *, group_size: int, blocks: int, parts: int
 ) -> SparseWeights:
     found = non_zeros(node.weight, node.groups, node.dilation, x, weights)
-    return sparse_weights(found, weights, unit, together=together, blocks=blocks, parts=parts)
+    return sparse_weights(found, weights, unit, group_size=group_size, blocks=blocks, parts=parts)
 
 
 def _padded_order(weights: SparseWeights, tile: Tile) -> Any:

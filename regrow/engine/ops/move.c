@@ -154,9 +154,9 @@ LOCAL void run_halo(const struct halo *op, const struct frame *f)
         halos[op->variant](f->arena + op->image.at + s.first * pitch, s.last - s.first);
         return;
     }
-    const int together = pitch < NEAR ? (int)(NEAR / pitch) : 1;
-    for (int channel = s.first; channel < s.last; channel += together) {
-        const int some = s.last - channel < together ? s.last - channel : together;
+    const int chunk = pitch < NEAR ? (int)(NEAR / pitch) : 1;
+    for (int channel = s.first; channel < s.last; channel += chunk) {
+        const int some = s.last - channel < chunk ? s.last - channel : chunk;
         char *plane = f->arena + op->image.at + channel * pitch;
         for (const struct side *side = sides; side != sides + count; side++) {
             switch (side->shift) {

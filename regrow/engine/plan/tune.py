@@ -20,8 +20,7 @@ from regrow.engine.plan.steps import Schedule
 from regrow.engine.plan.tiles import Tile, TileProblem, candidates, problem_of
 from regrow.engine.runtime.model import noise
 from regrow.engine.runtime.session import NativeRunner, ThreadMode, default_mode
-from regrow.host.cache import cache_folder, digest, remember
-from regrow.host.cores import cores
+from regrow.system import cache_folder, cores, digest, remember
 
 ROUNDS = 24
 """Tiles tried for each convolution, the cheapest by the cost rule first."""

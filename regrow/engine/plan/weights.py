@@ -19,7 +19,7 @@ BITS: dict[Format, int] = {"fp32": 32, "fp16": 16, "int8": 8}
 """WEIGHT_BITS of the kernels."""
 
 AT_ONCE = 4
-"""Number of fp32 weights that the kernels read together: `struct four` of conv.c."""
+"""Number of fp32 weights that the kernels read group_size: `struct four` of conv.c."""
 
 CHANNEL_COST = 4
 """Fixed cost of an output channel, counted in weights; used to balance threads."""
@@ -107,16 +107,16 @@ class SparseWeights:
 
 
 def sparse_weights(
-    weights: ConvNonZeros, kind: Format, unit: int, *, together: int, blocks: int, parts: int = 1
+    weights: ConvNonZeros, kind: Format, unit: int, *, group_size: int, blocks: int, parts: int = 1
 ) -> SparseWeights:
-    """Order weights for groups of `together` output channels and `blocks` blocks of input channels.
+    """Order weights for groups of `group_size` output channels and `blocks` blocks of input channels.
 
     Groups of one keep the order of the channels. In larger groups, each block puts channels with similar numbers of
-    weights together; shorter ones are padded with zeros. Every second group is stored backwards, because the pixels
+    weights side by side; shorter ones are padded with zeros. Every second group is stored backwards, because the pixels
     that the group before it read last are still in the cache. Offsets are in vectors from the start of the block,
     times `unit`. In fp32, the weights of a group are stored in fours as far as possible.
 
-    Example: three channels with 1, 3 and 2 weights, `together=2`, one block. Sorted by length the order is 1, 2, 0;
+    Example: three channels with 1, 3 and 2 weights, `group_size=2`, one block. Sorted by length the order is 1, 2, 0;
     the last group is padded with its last channel. Group 0 takes channels 1 and 2, three steps of two weights (one of
     them a zero); group 1 takes channel 0 twice, one step. So `order` is [1, 2, 0, 0] and `starts` [0, 3, 4].
     """
@@ -125,31 +125,33 @@ def sparse_weights(
     run = block_of * weights.outputs + weights.channel
     counts = np.bincount(run, minlength=blocks * weights.outputs).reshape(blocks, weights.outputs)
     part_of = _divide(counts.sum(0), parts)
-    order, first_groups = _orders(counts, part_of, together, parts)
+    order, first_groups = _orders(counts, part_of, group_size, parts)
     groups = int(first_groups[-1])
 
     sizes = np.take_along_axis(counts, order, 1)
-    lengths = sizes.reshape(blocks, groups, together).max(2)
+    lengths = sizes.reshape(blocks, groups, group_size).max(2)
     starts = np.concatenate([[0], np.cumsum(lengths)])
 
     # The weights of a channel in a block are a run. A weight's position follows from the slot of its run (group and
     # member), and from its rank in the run.
     first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts.T.reshape(-1))])
-    block, slot = np.divmod(np.arange(order.size), groups * together)
+    block, slot = np.divmod(np.arange(order.size), groups * group_size)
     size = sizes.reshape(-1)
     rank = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
     # Weights are sorted by channel and input channel, so runs follow each other.
     start = first[order.reshape(-1) * blocks + block]
-    group = slot // together
+    group = slot // group_size
     source = np.repeat(start, size) + np.where(np.repeat(group % 2 == 1, size), np.repeat(size, size) - 1 - rank, rank)
-    position = (np.repeat(starts[block * groups + group], size) + rank) * together + np.repeat(slot % together, size)
-    entries = _entries(int(starts[-1]) * together, kind)
+    position = (np.repeat(starts[block * groups + group], size) + rank) * group_size + np.repeat(
+        slot % group_size, size
+    )
+    entries = _entries(int(starts[-1]) * group_size, kind)
     offset = weights.source * weights.pitch + weights.within - bases[block_of]
     entries["offset"][position] = offset[source] * unit
     entries["value"][position] = _bits(weights.value[source])
 
     if kind == "fp32":
-        _put_in_fours(entries, starts[:-1], lengths.reshape(-1) // AT_ONCE, together)
+        _put_in_fours(entries, starts[:-1], lengths.reshape(-1) // AT_ONCE, group_size)
     return SparseWeights(
         entries, starts.astype(np.int32), bases.astype(np.int32), order.astype(np.int32), first_groups, groups
     )
@@ -181,14 +183,14 @@ def linear_weights(name: str, given: torch.Tensor, kind: Format, lanes: int) -> 
 
 
 def _put_in_fours(
-    entries: NDArray[np.void], starts: NDArray[np.int64], fours: NDArray[np.int64], together: int
+    entries: NDArray[np.void], starts: NDArray[np.int64], fours: NDArray[np.int64], group_size: int
 ) -> None:
     """Store `fours[g]` times four weights of every member of group g as four offsets, then four values."""
     number = np.arange(int(fours.sum())) - np.repeat(np.cumsum(fours) - fours, fours)
-    first = (np.repeat(starts, fours) + AT_ONCE * number) * together
-    place = first[:, None] + np.arange(AT_ONCE * together)
+    first = (np.repeat(starts, fours) + AT_ONCE * number) * group_size
+    place = first[:, None] + np.arange(AT_ONCE * group_size)
     words = entries.view("<u4").reshape(-1, 2)
-    words[place] = words[place].reshape(-1, AT_ONCE, together, 2).transpose(0, 2, 3, 1).reshape(*place.shape, 2)
+    words[place] = words[place].reshape(-1, AT_ONCE, group_size, 2).transpose(0, 2, 3, 1).reshape(*place.shape, 2)
 
 
 def _divide(counts: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
@@ -200,20 +202,20 @@ def _divide(counts: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
 
 
 def _orders(
-    counts: NDArray[np.int64], part_of: NDArray[np.int64], together: int, parts: int
+    counts: NDArray[np.int64], part_of: NDArray[np.int64], group_size: int, parts: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return, for each block, the channels in kernel order, thread by thread.
 
     The last group of a thread is padded with its last channel, which is then computed and written twice.
     """
     sizes = np.bincount(part_of, minlength=parts)
-    first_groups = np.concatenate([[0], np.cumsum(-(-sizes // together))])
-    order = np.zeros((len(counts), first_groups[-1] * together), np.int64)
+    first_groups = np.concatenate([[0], np.cumsum(-(-sizes // group_size))])
+    order = np.zeros((len(counts), first_groups[-1] * group_size), np.int64)
     for block, block_counts in enumerate(counts):
         for part in range(parts):
             own = np.flatnonzero(part_of == part)
-            if together > 1:
+            if group_size > 1:
                 own = own[np.argsort(-block_counts[own], kind="stable")]
-            start, end = first_groups[part] * together, first_groups[part + 1] * together
+            start, end = first_groups[part] * group_size, first_groups[part + 1] * group_size
             order[block, start:end] = np.pad(own, (0, end - start - len(own)), mode="edge") if len(own) else 0
     return order, first_groups.astype(np.int32)

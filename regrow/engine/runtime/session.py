@@ -20,7 +20,7 @@ from regrow.engine.codegen.structs import RunArgs
 from regrow.engine.plan.lower import Plan
 from regrow.engine.plan.memory import allocate
 from regrow.engine.runtime.model import LayerTime, ModelBytes, Profile
-from regrow.host.cores import cores
+from regrow.system import cores
 
 Kept = TypeVar("Kept")
 

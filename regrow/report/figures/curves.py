@@ -1,4 +1,4 @@
-"""Curves over epochs: training and mask dynamics, the mean over seeds inside a band of one standard deviation."""
+"""Curves over epochs, for training and mask dynamics: mean over seeds in a band of one standard deviation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from regrow.report.figures.figure import (
+from regrow.report.figures.base import (
     AT_LEVEL,
     SHOWN,
     Figure,
@@ -18,16 +18,15 @@ from regrow.report.figures.figure import (
     series_scales,
     zoom,
 )
-from regrow.report.outcomes import Group, Summary
-from regrow.report.tasks import Entry
-from regrow.report.text import plus_minus, sentence
+from regrow.report.tables import Entry, plus_minus, sentence
+from regrow.runs.outcomes import Group, Summary
 
 Points = list[tuple[int, Summary]]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A quantity that every epoch has."""
+    """A quantity that is recorded in every epoch."""
 
     name: str
     title: str
@@ -37,7 +36,7 @@ class Curve:
     scale: float = 1.0
     digits: int = 2
     of_masks: bool = False
-    """Whether it says something only while masks move: not for dense networks, nor in fine-tuning."""
+    """Whether it exists only while masks change: not for dense networks or in fine-tuning."""
 
 
 def _recorded(quantity: str) -> Callable[[Group], Points]:
@@ -64,7 +63,7 @@ TRAINING = (
         "sparsity",
         "Sparsity",
         "pruned, %",
-        "Share of the targeted weights that is zero at the end of each epoch.",
+        "Fraction of the targeted weights that is zero at the end of each epoch.",
         _recorded("sparsity"),
         scale=100,
         of_masks=True,
@@ -75,8 +74,8 @@ DYNAMICS = (
         "delta",
         "Quality of the pruning, δ",
         "δ = ‖w − ŵ‖² / ‖w‖²",
-        "How much of the dense weights' energy is pruned away at the end of each epoch (Eq. 2 of the paper); zero for "
-        "methods that keep nothing behind the mask.",
+        "Fraction of the dense weights' squared norm that is pruned at the end of each epoch (Eq. 2 of the paper); "
+        "zero for methods that keep no dense weights.",
         _recorded("delta"),
         digits=4,
         of_masks=True,
@@ -85,7 +84,7 @@ DYNAMICS = (
         "flips",
         "Flips of the mask",
         "changed, %",
-        "Share of mask elements that differ from the epoch before.",
+        "Fraction of mask elements that differ from the previous epoch.",
         _recorded("flips"),
         scale=100,
         of_masks=True,
@@ -94,7 +93,7 @@ DYNAMICS = (
         "iou",
         "Overlap of consecutive masks",
         "IoU",
-        "Intersection over union of what the masks keep at the ends of consecutive epochs.",
+        "Intersection over union of the weights kept at the ends of consecutive epochs.",
         _recorded("iou"),
         digits=3,
         of_masks=True,
@@ -103,7 +102,7 @@ DYNAMICS = (
         "last-change",
         "Mask elements that still change",
         "change later, %",
-        "Share of mask elements whose last change comes after each epoch: where it is near zero, the mask has settled.",
+        "Fraction of mask elements that change after each epoch; near zero, the mask is final.",
         Group.last_change,
         scale=100,
         of_masks=True,
@@ -112,7 +111,7 @@ DYNAMICS = (
 
 
 def curve_figure(curve: Curve, entries: Sequence[Entry], series: Sequence[str], level: float | None) -> Figure | None:
-    """Return the figure at the sparsity `level` (another can be chosen), or None where there is nothing to draw."""
+    """Return the figure, first shown at the sparsity `level`, or None if there is nothing to draw."""
     drawn = [(entry, curve.points(entry.group)) for entry in entries if _moves(entry.group) or not curve.of_masks]
     drawn = [(entry, points) for entry, points in drawn if points]
     if not drawn:
@@ -135,7 +134,7 @@ def _end(group: Group) -> str:
 
 
 def _row(curve: Curve, entry: Entry, points: Points) -> dict[str, Any]:
-    """One curve as arrays, which are a fraction of the size of a record per point."""
+    """Return one curve as arrays, which are much smaller than a record per point."""
     return {
         "series": entry.series,
         "label": entry.label if entry.group.finished else f"{entry.label} ({_end(entry.group)})",
@@ -151,7 +150,7 @@ def _row(curve: Curve, entry: Entry, points: Points) -> dict[str, Any]:
 def _chart(curve: Curve, series: Sequence[str], level: float | None) -> Any:
     alt = altair()
     color, dashes, _ = series_scales(series, lines=True)
-    # A short training would get ticks between its epochs.
+    # A short training would otherwise get ticks between its epochs.
     whole = alt.Axis(tickMinStep=1, labelExpr="datum.value % 1 ? '' : format(datum.value, 'd')", grid=False)
     x = alt.X("epoch:Q", title="epoch", scale=alt.Scale(zero=False, nice=False), axis=whole)
     y = alt.Y("mean:Q", title=curve.axis, scale=alt.Scale(zero=False))
@@ -180,7 +179,7 @@ def _chart(curve: Curve, series: Sequence[str], level: float | None) -> Any:
 
 
 def _tooltip(curve: Curve) -> str:
-    """The tooltip as an expression: of a list of fields, Vega-Lite 6 shows texts as undefined on the nearest point."""
+    """Return the tooltip as an expression: with a list of fields, Vega-Lite 6 shows texts as undefined here."""
     point = "(datum.datum || datum)"
     fields = {"run": f"{point}.label", "epoch": f"{point}.epoch", curve.axis: f"{point}.text"}
     return f"{{{', '.join(f'{json.dumps(title)}: {field}' for title, field in fields.items())}}}"

@@ -1,24 +1,22 @@
-"""Where a network is pruned, and when: the sparsity of every layer over training, one run at a time."""
+"""Heat map of the sparsity of every layer over training, for one run at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from regrow.report.figures.figure import Figure, altair, finish, new_chart
-from regrow.report.tasks import Entry, percent
-from regrow.report.theme import GONE
+from regrow.report.figures.base import GONE, Figure, altair, finish, new_chart
+from regrow.report.tables import Entry, percent
 
-# More columns than a screen can show would only make the page heavy.
+# More columns than a screen can show would only make the page larger.
 _COLUMNS = 60
 _CAPTION = (
-    "Share of each layer's weights that is pruned, over the epochs of training, of the first seed. "
-    "Pink: nothing of the layer is left."
+    "Pruned fraction of each layer over the training epochs, for the first seed. Pink: the layer is pruned completely."
 )
 
 
 def layers_figure(entries: Sequence[Entry], chosen: float | None = None) -> Figure | None:
-    """Return the figure of the first of `entries` at sparsity `chosen` (others can be chosen), or None without any."""
+    """Return the figure, first shown for an entry with sparsity `chosen`, or None if there is nothing to draw."""
     drawn = [entry for entry in entries if entry.group.level is not None and not entry.group.finetuned]
     drawn = [entry for entry in drawn if entry.group.outcomes[0].records]
     if not drawn:
@@ -35,7 +33,7 @@ def layers_figure(entries: Sequence[Entry], chosen: float | None = None) -> Figu
 def _rows(entry: Entry) -> list[dict[str, Any]]:
     records = entry.group.outcomes[0].records
     stride = -(-len(records) // _COLUMNS)
-    # Counted from the end: the last epoch is the one that must be there.
+    # Counted from the end, because the last epoch must be included.
     columns = records[::-1][::stride][::-1]
     epochs = [record["epoch"] for record in columns]
     return [
@@ -49,16 +47,16 @@ def _rows(entry: Entry) -> list[dict[str, Any]]:
     ]
 
 
-def _rounded(share: float) -> float:
-    """Round, but never to one: that means that nothing is left."""
-    return 1.0 if share >= 1 else min(round(share, 4), 0.9999)
+def _rounded(fraction: float) -> float:
+    """Round, but never to one, which means that the layer is pruned completely."""
+    return 1.0 if fraction >= 1 else min(round(fraction, 4), 0.9999)
 
 
 def _in_words(entry: Entry) -> str:
     layers = entry.group.outcomes[0].records[-1]["layers"]
-    gone = [name.removesuffix(".weight") for name, share in layers.items() if share >= 1]
+    gone = [name.removesuffix(".weight") for name, pruned in layers.items() if pruned >= 1]
     least, most = min(layers.values()), max(layers.values())
-    lost = f" Nothing is left of {', '.join(gone)}." if gone else ""
+    lost = f" Pruned completely: {', '.join(gone)}." if gone else ""
     return f"{entry.label}: between {percent(_rounded(least))} and {percent(_rounded(most))} at the end.{lost}"
 
 

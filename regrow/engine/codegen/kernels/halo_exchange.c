@@ -128,18 +128,14 @@ INLINE int whole_tiles(const struct conv *op, int rows)
     return (rows + op->tile_rows - 1) / op->tile_rows * op->tile_rows;
 }
 
-struct rows {
-    int first, last;
-};
-
 /* Rows first to last - 1 of a convolution's output that no other slice needs; none for other operations. */
-static struct rows inner_rows(const struct frame *f, const struct op *op, const struct exchange *e)
+static struct range inner_rows(const struct frame *f, const struct op *op, const struct exchange *e)
 {
     const struct conv *conv = &op->as.conv;
-    if (op->kind != CONV) return (struct rows){0, 0};
+    if (op->kind != CONV) return (struct range){0, 0};
     const int above = topmost(f) ? 0 : whole_tiles(conv, e->sent_above);
     const int below = lowest(f) ? 0 : whole_tiles(conv, e->sent_below);
-    return (struct rows){above, conv->rows - below};
+    return (struct range){above, conv->rows - below};
 }
 
 /* An operation on a slice, once all threads have done the one before. Rows that the neighbors need are computed first,
@@ -151,7 +147,7 @@ static void run_exchanged(const struct slice_run *p, const struct op *op)
     const struct exchange *e = &nothing;
     if (op->exchange != ABSENT) e = (const struct exchange *)(p->frame.constants + op->exchange);
     const struct conv *conv = &op->as.conv;
-    const struct rows inner = inner_rows(&p->frame, op, e);
+    const struct range inner = inner_rows(&p->frame, op, e);
     const int edges_first = inner.first < inner.last;
     wait_for_all(p->pool, p->frame.slice);
     recv_halo(p, halo_rows_at(p, e->recv));

@@ -1,0 +1,102 @@
+"""`regrow bench`: time a model on this machine, in the engine and in other runtimes."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from regrow.cli.export import read_network
+
+if TYPE_CHECKING:
+    from regrow.models import Network
+
+
+def bench(
+    what: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN|FILE|MODEL")],
+    *,
+    sparsity: float | None = None,
+    batch: int = 1,
+    threads: int = 1,
+    seconds: float = 10.0,
+    layers: bool = True,
+    classes: int | None = None,
+    channels: int | None = None,
+    size: int | None = None,
+) -> int:
+    """Measure a model in the engine beside torch, inductor, ONNX Runtime and OpenVINO, as far as they are installed.
+
+    Args:
+        what: The folder of a run, a model file (safetensors or packed), or a network such as resnet20.
+        sparsity: Prune a network given by name to this share of zeros, at random, large layers more than small ones.
+        batch: Images at a time: 1 for latency, 32 or so for throughput.
+        threads: Threads for every runtime.
+        seconds: How long to measure, in all; tuning and preparing the runtimes come on top.
+        layers: Show the time of every layer in the engine, too.
+        classes: Classes of a network given by name. None: 10.
+        channels: Input channels of a network given by name. None: 3.
+        size: Height and width of the input of a network given by name. None: 32.
+    """
+    import torch
+
+    from regrow.timing.compare import compare
+    from regrow.train.display import make_console
+
+    _check(batch, threads, seconds)
+    network = _network(what, sparsity, {"classes": classes, "channels": channels, "size": size})
+    shape = network.architecture.input_shape
+    x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
+    with make_console(stderr=True).status("loading") as status:
+        found = compare(network, x, threads=threads, seconds=seconds, tell=status.update)
+    image = " x ".join(str(side) for side in shape)
+    print(f"{network.architecture.name}, {found.sparsity:.1%} zeros, {batch} x {image}, {_count(threads)}\n")
+    if layers:
+        print(f"{found.profile.table(found.peak)}\n")
+    print(found)
+    if not found.pruned and not Path(what).exists():
+        print(f"To see what zeros bring: regrow bench {what} --sparsity 0.9")
+    return 0
+
+
+def _count(threads: int) -> str:
+    return "1 thread" if threads == 1 else f"{threads} threads"
+
+
+def _check(batch: int, threads: int, seconds: float) -> None:
+    from regrow.runs.recipe import UsageError
+
+    for name, value in (("--batch", batch), ("--threads", threads)):
+        if value < 1:
+            raise UsageError(f"{name} must be at least 1, got {value}.")
+    if not 0 < seconds < inf:
+        raise UsageError(f"--seconds must be more than 0, got {seconds:g}.")
+
+
+def _network(what: str, sparsity: float | None, options: dict[str, int | None]) -> Network:
+    import torch
+
+    from regrow import models
+    from regrow.core.schedule import check_sparsity
+    from regrow.runs.recipe import UsageError
+    from regrow.timing.runtimes import prune_synthetically
+
+    given = {name: value for name, value in options.items() if value is not None}
+    if Path(what).exists():
+        if sparsity is not None:
+            raise UsageError(f"--sparsity is for networks given by name; {what} is already pruned or dense.")
+        for name in given:
+            raise UsageError(f"--{name} is for networks given by name; {what} stores its own.")
+        return read_network(Path(what))
+    torch.manual_seed(0)  # the same weights every time
+    try:
+        network = models.build(what, **given).eval()
+    except ValueError as error:
+        raise UsageError(f"{what!r} is not a file, a folder or a network: {error}") from None
+    try:
+        check_sparsity(sparsity or 0.0, "--sparsity")
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    prune_synthetically(network, sparsity or 0.0)
+    return network

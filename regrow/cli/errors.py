@@ -1,0 +1,66 @@
+"""Show expected errors as one line with an exit code; anything else is a bug and keeps its traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+FAILED, MISUSED = 1, 2
+
+
+def explain(error: Exception) -> int:
+    """Print an expected error in one line and return the exit code; raise an unexpected one."""
+    from regrow.host.agreement import DisagreementError
+    from regrow.runs.folder import FIXES, cannot_write
+    from regrow.runs.recipe import UsageError
+    from regrow.train.distributed import Rank0Error, launched_rank
+    from regrow.train.loop import DivergedError
+
+    if isinstance(error, UsageError):
+        code = MISUSED
+    elif _expected(error):
+        code = FAILED
+    elif isinstance(error, OSError) and error.errno in FIXES and error.filename:
+        code, error = FAILED, cannot_write(Path(error.filename), error)
+    else:
+        raise error
+    if os.environ.get("REGROW_DEBUG"):
+        raise error
+    # All ranks meet these errors at once; only rank 0 prints them.
+    if not (launched_rank() and isinstance(error, UsageError | DivergedError | DisagreementError | Rank0Error)):
+        print(f"regrow: {error}", file=sys.stderr)
+    return code
+
+
+def check_file(path: Path, usual: str) -> None:
+    """Raise if `path` is a folder, before any work is done; `usual` is a file name to suggest."""
+    from regrow.runs.recipe import UsageError
+
+    if path.is_dir():
+        raise UsageError(f"--out must be a file, but {path} is a folder. Did you mean {path / usual}?")
+
+
+def _expected(error: Exception) -> bool:
+    from regrow.data import DataError
+    from regrow.files.model_file import FormatError
+    from regrow.host.agreement import DisagreementError
+    from regrow.runs.folder import RunFolderError
+    from regrow.sweep import ClusterError, SweepError
+    from regrow.train.distributed import ProcessesDiedError, Rank0Error
+    from regrow.train.loop import DivergedError
+
+    if isinstance(error, ImportError):
+        return "regrow[" in str(error)  # an extra is not installed, and the message says which
+    known = (
+        DataError,
+        FormatError,
+        RunFolderError,
+        DivergedError,
+        SweepError,
+        ClusterError,
+        DisagreementError,
+        Rank0Error,
+        ProcessesDiedError,
+    )
+    return isinstance(error, known)

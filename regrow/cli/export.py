@@ -1,0 +1,164 @@
+"""`regrow export`: writes a trained model in one of the formats of `regrow.export.FORMATS`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, make_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from regrow.cli.errors import check_file
+from regrow.export.formats import FORMATS
+
+_OPTIONS = {name: option for format in FORMATS.values() for name, option in format.options.items()}
+
+
+def _formats_with(option: str) -> str:
+    return " or ".join(f"--to {name}" for name, format in FORMATS.items() if option in format.options)
+
+
+_TO_HELP = (
+    f"{'; '.join(f'{name}: {format.help}' for name, format in FORMATS.items())}. None: packed, or program for a shrunk "
+    "network, whose layers no longer have their standard sizes."
+)
+_OUT_HELP = f"The file or folder. None: model with the suffix of the format ({', '.join(f.suffix for f in FORMATS.values())})."
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from regrow.models import Network
+
+    To = str
+    Options = Any
+else:
+    To = tyro.extras.literal_type_from_choices(list(FORMATS))
+    Options = make_dataclass(
+        "Options",
+        [
+            (name, Annotated[each.type, tyro.conf.arg(help=f"{each.help} For {_formats_with(name)}.")], each.default)
+            for name, each in _OPTIONS.items()
+        ],
+    )
+
+
+def export(
+    what: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN|FILE")],
+    *,
+    to: Annotated[To | None, tyro.conf.arg(help=_TO_HELP)] = None,
+    out: Annotated[Path | None, tyro.conf.arg(help=_OUT_HELP)] = None,
+    shrink: bool = False,
+    round_to: int = 1,
+    format: Options,
+) -> int:
+    """Write the model of a finished run in another format.
+
+    Args:
+        what: The folder of a run, or a model file (safetensors or packed).
+        shrink: Remove pruned filters and everything that is connected only to them; the outputs stay the same.
+        round_to: With --shrink, round channel counts up to multiples of this, for runtimes that prefer 8 or 16.
+    """
+    to = to or ("program" if shrink else "packed")
+    form = FORMATS[to]
+    given = {name: value for name, value in asdict(format).items() if value != _OPTIONS[name].default}
+    _check_options(to, given, round_to, shrink)
+    source = Path(what)
+    network = read_network(source)
+    folder = source if source.is_dir() else source.parent
+    path = out or folder / f"{'model' if source.is_dir() else source.stem}{form.suffix}"
+    if "mean" in form.options:
+        given = _normalization(source) | given
+    with _writing(path):
+        if not form.is_folder:
+            check_file(path, f"model{form.suffix}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    model = _shrunk(network, round_to) if shrink else network
+    with _writing(path):
+        report = form.write(model, _example(network), path, **given)
+    dense = 4 * sum(parameter.numel() for parameter in network.parameters())
+    print(report or f"{path}: {path.stat().st_size:,} bytes (the dense weights in fp32: {dense:,})")
+    return 0
+
+
+def _normalization(source: Path) -> dict[str, Any]:
+    """Return mean and standard deviation of the data that a run was trained on; nothing for a model file."""
+    if not (source / "recipe.toml").is_file():
+        return {}
+    from regrow.data import info
+    from regrow.runs.folder import read_recipe
+
+    facts = info(read_recipe(source).data)
+    return {"mean": facts.mean, "std": facts.std}
+
+
+def _check_options(to: str, given: dict[str, Any], round_to: int, shrink: bool) -> None:
+    """Refuse options of other formats, and invalid numbers of channels."""
+    from regrow.runs.recipe import UsageError
+
+    for name in given:
+        if name not in FORMATS[to].options:
+            raise UsageError(f"--{name} is for {_formats_with(name)}, not for --to {to}.")
+    if round_to < 1:
+        raise UsageError(f"--round-to must be at least 1, got {round_to}. Did you mean 8?")
+    if round_to > 1 and not shrink:
+        raise UsageError(f"--round-to {round_to} needs --shrink.")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn an error of writing `path` into one that names it, and a wrong value into a usage error."""
+    from regrow.runs.folder import RunFolderError, cannot_write
+    from regrow.runs.recipe import UsageError
+
+    try:
+        yield
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    except FileExistsError:
+        raise RunFolderError(f"cannot write {path}: {path.parent} is a file.") from None
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def read_network(source: Path) -> Network:
+    """Return the network in a run folder or a model file, in evaluation mode."""
+    from regrow.files.packed import load
+    from regrow.models import Network
+    from regrow.runs.folder import RunFolderError
+
+    try:
+        model = load(source)
+    except FileNotFoundError as error:
+        raise RunFolderError(_unfinished(source) or str(error)) from None
+    if not isinstance(model, Network):
+        raise RunFolderError(
+            f"{source} does not name its network, and the command line knows only the networks of regrow.models. "
+            f"In Python, load them into your model, model.load_state_dict(regrow.load(...)), and "
+            f"call regrow.compile, regrow.export.onnx or regrow.export.c."
+        )
+    return model.eval()
+
+
+def _unfinished(folder: Path) -> str | None:
+    """Return the message for a run that has no model yet."""
+    if not (folder / "recipe.toml").is_file() or (folder / "result.json").is_file():
+        return None
+    return f"{folder} is not finished and has no model yet. Resume: regrow train --resume {folder}"
+
+
+def _shrunk(network: Network, round_to: int) -> nn.Module:
+    import regrow
+
+    small = regrow.shrink(network, _example(network), round_to=round_to)
+    print(regrow.shrink_report(small))
+    return small
+
+
+def _example(network: Network) -> Tensor:
+    import torch
+
+    return torch.randn(2, *network.architecture.input_shape, generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,169 @@
+"""`regrow train`: train a recipe in a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from regrow.runs.recipe import Recipe, UsageError, load_recipe
+
+if TYPE_CHECKING:
+    from regrow.train.events import Event, Listener
+
+
+class Fields(Recipe):
+    """A recipe that is not checked while tyro parses the command line: our own check has better error messages."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+def train(
+    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="RECIPE")] = None,
+    *,
+    out: Path | None = None,
+    resume: Path | None = None,
+    dry_run: bool = False,
+    save_every: float = 120.0,
+    nproc: int = 1,
+    restarts: int = 3,
+    recipe: Fields = Fields(),  # noqa: B008 - it is immutable
+) -> int:
+    """Train a network: `regrow train digits --sparsity 0.95`.
+
+    RECIPE is a name that `regrow recipes` lists, or a TOML file; it comes first. Every field of the recipe is an
+    option, and `regrow train RECIPE --help` shows its values. The same command resumes an interrupted run.
+
+    Args:
+        name: The recipe; without one, a small network is trained on digits.
+        out: Run folder. None: runs/ and a name made from the recipe.
+        resume: Folder of a run to resume with the recipe in it.
+        dry_run: Train some batches, make masks, estimate the time, and write nothing.
+        save_every: Seconds between checkpoints; one is also written after every epoch.
+        nproc: Processes on this machine that split each batch. For more machines see docs/scaling.md.
+        restarts: With --nproc, how often all are restarted after one has died.
+        recipe: Fields of the recipe, with its values as defaults.
+    """
+    if name is not None:
+        raise UsageError(f"unexpected {name!r}: one RECIPE comes first, before all options")
+    _check_numbers(save_every, nproc, restarts)
+    _check_resumed(resume)
+    checked = Recipe.of(dataclasses.asdict(recipe))
+    if dry_run:
+        return _dry_run(checked)
+    if nproc == 1:
+        return _train(checked, resume or out, save_every)
+    return _train_together(checked, resume or out, save_every, nproc=nproc, restarts=restarts)
+
+
+def with_recipe(arguments: Sequence[str]) -> tuple[Callable[..., int], Sequence[str]]:
+    """Return `train` with the values of the recipe in `arguments` as defaults, and the other arguments.
+
+    The recipe must be the first argument: before parsing, it is unknown which options take a value.
+    """
+    if arguments and not arguments[0].startswith("-"):
+        recipe, arguments = load_recipe(arguments[0]), arguments[1:]
+    elif (folder := _resumed(arguments)) is not None:
+        from regrow.runs.folder import read_recipe
+
+        recipe = read_recipe(folder)
+    else:
+        recipe = Recipe()
+    return partial(train, recipe=Fields(**dataclasses.asdict(recipe))), arguments
+
+
+def _resumed(arguments: Sequence[str]) -> str | None:
+    """Return the folder in `--resume FOLDER` or `--resume=FOLDER`."""
+    for argument, following in zip(arguments, [*arguments[1:], None], strict=False):
+        option, equals, value = argument.partition("=")
+        if option == "--resume":
+            return value if equals else following
+    return None
+
+
+def _check_numbers(save_every: float, nproc: int, restarts: int) -> None:
+    for option, value, least in (("--save-every", save_every, 0), ("--nproc", nproc, 1), ("--restarts", restarts, 0)):
+        if not value >= least:  # also refuses nan
+            raise UsageError(f"{option} must be at least {least}, got {value:g}")
+
+
+def _check_resumed(folder: Path | None) -> None:
+    """Raise if `folder` is not a run: a mistyped folder would become a new run."""
+    from regrow.runs.folder import read_recipe
+    from regrow.train.distributed import launched_rank
+
+    if folder is not None and not launched_rank():  # other ranks may be on machines without the folder
+        read_recipe(folder)
+
+
+def _train_together(recipe: Recipe, folder: Path | None, save_every: float, *, nproc: int, restarts: int) -> int:
+    from regrow.train.distributed import launch
+
+    return launch(_train_one_rank, (recipe, folder, save_every), nproc=nproc, restarts=restarts)
+
+
+def _train_one_rank(recipe: Recipe, folder: Path | None, save_every: float) -> int:
+    """Train as one of several processes; an expected error is shown and does not cause a restart."""
+    from regrow.cli.errors import explain
+
+    try:
+        return _train(recipe, folder, save_every)
+    except Exception as error:
+        return explain(error)
+
+
+def _train(recipe: Recipe, folder: Path | None, save_every: float) -> int:
+    from regrow.runs.stop import StoppedError
+    from regrow.train.display import Display
+    from regrow.train.distributed import launched_rank
+    from regrow.train.events import TensorBoard, has_tensorboard
+    from regrow.train.run import run
+
+    display, board = Display(), TensorBoard()
+    try:
+        listeners: list[Listener] = [display, board, _draw] if has_tensorboard() else [display, _draw]
+        with warnings.catch_warnings():
+            if launched_rank():
+                warnings.simplefilter("ignore")  # rank 0 shows the same warnings
+            warnings.showwarning = lambda message, *where, **how: display.warn(str(message))
+            run(recipe, folder, listeners=listeners, save_every=save_every)
+    except StoppedError as stopped:
+        display.close()
+        if not launched_rank():
+            print(f"regrow: {stopped}, all saved. Resume: regrow train --resume {stopped.folder}", file=sys.stderr)
+        return 128 + stopped.signal
+    finally:
+        display.close()
+        board.close()
+    return 0
+
+
+def _draw(event: Event) -> None:
+    """Add plots to a run that has just finished, if the packages for them are installed."""
+    from regrow.report import can_draw, plot_run
+    from regrow.train.events import Finished
+
+    if isinstance(event, Finished) and not (event.folder / "plots").exists() and can_draw():
+        plot_run(event.folder)
+
+
+def _dry_run(recipe: Recipe) -> int:
+    from regrow.text import duration
+    from regrow.train.display import title
+    from regrow.train.dry_run import dry_run
+
+    found = dry_run(recipe)
+    print(f"{title(recipe)}\n\n{found.account.table()}\n")
+    print(
+        f"{found.total:,} steps, {found.steps_per_epoch:,} per epoch: about {duration(found.seconds)} on this machine."
+    )
+    masked = " and masks were made at the final sparsity" if found.masked else ""
+    print(f"Some batches were trained{masked}. Nothing was written.")
+    return 0

@@ -1,1 +1,0 @@
-"""The commands of `regrow`, one function each; what they do lives in the packages below."""

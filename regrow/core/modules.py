@@ -1,0 +1,175 @@
+"""Helpers for `nn.Module`: unwrap, clean parameter names, evaluation mode, copies for inference, compare outputs."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter
+from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
+from torch.optim.swa_utils import AveragedModel
+
+Inputs = tuple[Tensor, ...]
+
+TOLERANCE = 1e-4
+"""Largest accepted difference between a compiled model and its module, relative to the largest output."""
+
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, AveragedModel)
+# Names that torch.compile and activation checkpointing insert, also in the middle of a parameter's name.
+_INSERTED = r"_orig_mod\.|_checkpoint_wrapped_module\."
+_INSERTED_NAMES = re.compile(_INSERTED)
+_WRAPPER_NAMES = re.compile(rf"^(?:module\.|_orig_mod\.)+|{_INSERTED}")
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside DistributedDataParallel, DataParallel, `AveragedModel` and torch.compile.
+
+    Wrappers are known by their type: an attribute `module` of a user's own class belongs to the model.
+    """
+    while True:
+        if isinstance(model, _WRAPPERS):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def clean_name(name: str) -> str:
+    """Remove what `DistributedDataParallel`, `AveragedModel`, `torch.compile` and checkpointing add to a name.
+
+    >>> clean_name("module._orig_mod.conv1.weight")
+    'conv1.weight'
+    """
+    return _WRAPPER_NAMES.sub("", name)
+
+
+def named_parameters(model: nn.Module) -> dict[str, Parameter]:
+    """Return every parameter of the unwrapped model once, under its clean name."""
+    named = list(unwrap(model).named_parameters())
+    clean = {_INSERTED_NAMES.sub("", name): parameter for name, parameter in named}
+    return clean if len(clean) == len(named) else dict(named)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put `model` into evaluation mode, and each of its modules back into its own mode afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Run `model` as it is deployed: in evaluation mode, without gradients and without autocast."""
+    with evaluating(model), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield
+
+
+def prepared(model: nn.Module, example_input: Tensor) -> tuple[nn.Module, Tensor]:
+    """Return the model and its example on the CPU in float32, copied only if needed.
+
+    Raises a TypeError or ValueError for a model that cannot be compiled.
+    """
+    if not isinstance(example_input, Tensor):
+        raise TypeError(f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), got {example_input!r}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}; load a state dict into one first"
+        )
+    model = unwrap(model)
+    _check_present(model)
+    _check_permanent(model)
+    return _in_single_precision(model), example_input.detach().to("cpu", torch.float32)
+
+
+def exportable(model: nn.Module, example_input: Tensor | Inputs) -> tuple[nn.Module, Inputs]:
+    """Return an unwrapped copy of `model` in evaluation mode, and copies of its inputs with a batch of at least two.
+
+    Exporters treat a batch size of one as a constant. The inputs are copied because a model may change them in place.
+    """
+    given = example_input if isinstance(example_input, tuple) else (example_input,)
+    if not given or not all(isinstance(value, Tensor) for value in given):
+        raise TypeError(
+            f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), or several, got {example_input!r}"
+        )
+    model = unwrap(model)
+    _check_present(model)
+    inputs = tuple(value.detach() for value in given)
+    inputs = tuple(torch.cat([value, value]) if len(value) == 1 else value.clone() for value in inputs)
+    return copy.deepcopy(model).eval(), inputs
+
+
+def any_batch(inputs: Inputs) -> tuple[dict[int, Any], ...]:
+    """Return the `dynamic_shapes` of inputs whose first dimension is a batch of any size, the same for all."""
+    batch = torch.export.Dim("batch", min=1)
+    return tuple({0: batch} for _ in inputs)
+
+
+def output_of(model: nn.Module, example: Tensor) -> Tensor:
+    """Return the output of `model` for the example; raise a ValueError if it is not finite."""
+    with inference(model):
+        output: Tensor = model(example.clone())  # a first layer that works in place would change the example
+    if not bool(output.isfinite().all()):
+        raise ValueError("the model's own output on example_input is not finite: has its training diverged?")
+    return output
+
+
+def distance(result: Tensor, expected: Tensor) -> float:
+    """Return the largest difference between two outputs, relative to the largest expected magnitude."""
+    scale = max(expected.abs().max().item(), 1e-6)
+    return (result - expected).abs().max().item() / scale
+
+
+def check_same(result: Tensor, expected: Tensor) -> None:
+    """Raise a RuntimeError if a compiled model's output differs from the module's."""
+    error = distance(result, expected)
+    if not error <= TOLERANCE:
+        raise RuntimeError(
+            f"the compiled model differs from the module by {error:.1e} on example_input (relative to the "
+            f"largest output; at most {TOLERANCE:.0e} is accepted). Please report this model."
+        )
+
+
+def _check_present(model: nn.Module) -> None:
+    """Refuse a model whose weights or Python code are not available."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("model is a TorchScript module, which cannot be captured: pass the module it was made from")
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    if absent := [name for name, tensor in tensors if tensor.is_meta]:
+        raise ValueError(f"{absent[0]} is on the meta device, where weights have no values: load them first")
+
+
+def _check_permanent(model: nn.Module) -> None:
+    """Refuse a model that computes weights in every forward pass."""
+    for name, module in model.named_modules():
+        hooks = module._forward_pre_hooks.values()
+        if pruned := [hook for hook in hooks if isinstance(hook, BasePruningMethod)]:
+            weight = pruned[0]._tensor_name
+            raise ValueError(
+                f"{name or 'the model'} is masked in every forward pass by torch.nn.utils.prune: make its zeros "
+                f"permanent with prune.remove(module, {weight!r})"
+            )
+        if parametrize.is_parametrized(module):
+            weight = next(iter(module.parametrizations))
+            raise ValueError(
+                f"{name or 'the model'} computes its {weight} in every forward pass (torch.nn.utils.parametrize): make "
+                f"it permanent with remove_parametrizations(module, {weight!r})"
+            )
+
+
+def _in_single_precision(model: nn.Module) -> nn.Module:
+    tensors = [*model.parameters(), *model.buffers()]
+    if all(tensor.is_cpu and (tensor.dtype is torch.float32 or not tensor.is_floating_point()) for tensor in tensors):
+        return model
+    return copy.deepcopy(model).to("cpu", torch.float32)

@@ -1,0 +1,145 @@
+"""Fashion-MNIST: 28x28 gray images of clothes, in four idx files. MNIST has the same files, and is read here, too."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from regrow.data import files
+from regrow.data.files import Bytes, DataError, Remote, broken, fetch
+from regrow.data.images import ImageSet
+from regrow.data.registry import Dataset, DatasetInfo
+
+_URL = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
+REMOTES = (
+    Remote(
+        f"{_URL}train-images-idx3-ubyte.gz",
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    ),
+    Remote(
+        f"{_URL}train-labels-idx1-ubyte.gz",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    ),
+    Remote(
+        f"{_URL}t10k-images-idx3-ubyte.gz",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    ),
+    Remote(
+        f"{_URL}t10k-labels-idx1-ubyte.gz",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    ),
+)
+_UBYTE = 8
+_LARGEST = 2**30
+_CLASSES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+
+
+def load(info: DatasetInfo, split: str, *, root: Path | str | None, download: bool, **_: object) -> ImageSet:
+    """Return the "train" or "test" images; missing files are downloaded, unless a `root` is given."""
+    return load_idx(info, split, REMOTES, _CLASSES, root=root, download=download)
+
+
+def load_idx(
+    info: DatasetInfo,
+    split: str,
+    remotes: Sequence[Remote],
+    classes: tuple[str, ...],
+    *,
+    root: Path | str | None,
+    download: bool,
+) -> ImageSet:
+    """Return the images of a data set with the files of MNIST."""
+    part = "train" if split == "train" else "t10k"
+    searched = files.folders(info.name, root)
+    for folder in searched:
+        if any(_paths(folder, f"{part}-images-idx3-ubyte")):
+            return _read(info, folder, part, classes)
+    if root is not None or not download:
+        raise files.missing(info, searched)
+    return _read(info, fetch(info, remotes), part, classes)
+
+
+def _read(info: DatasetInfo, folder: Path, part: str, classes: tuple[str, ...]) -> ImageSet:
+    images = _array(info, folder, f"{part}-images-idx3-ubyte", 3)
+    labels = _array(info, folder, f"{part}-labels-idx1-ubyte", 1)
+    try:
+        return ImageSet(
+            info=info,
+            images=torch.from_numpy(images[:, None]),
+            labels=torch.from_numpy(labels.astype(np.int64)),
+            classes=classes,
+        )
+    except ValueError as error:
+        raise broken(folder / f"{part}-*", str(error), f"{info.source}.") from error
+
+
+def _array(info: DatasetInfo, folder: Path, name: str, dimensions: int) -> Bytes:
+    for path in _paths(folder, name):
+        try:
+            return read_idx(path, dimensions)
+        except DataError as error:
+            raise broken(path, str(error), f"{info.source}.") from error
+    raise broken(folder / f"{name}.gz", "is missing", f"{info.source}.")
+
+
+def _paths(folder: Path, name: str) -> list[Path]:
+    return [path for path in (folder / f"{name}.gz", folder / name) if path.is_file()]
+
+
+def read_idx(path: Path, dimensions: int) -> Bytes:
+    """Read an array of bytes with `dimensions` dimensions from an idx file, maybe compressed with gzip.
+
+    The format is: two zero bytes, the type, the number of dimensions, each size as a big-endian 32-bit word, the data.
+    """
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            header = file.read(4 + 4 * dimensions)
+            if header[:4] != bytes([0, 0, _UBYTE, dimensions]):
+                raise DataError(
+                    f"is not an idx file of bytes in {dimensions} dimensions (it starts with {header[:4]!r})"
+                )
+            if len(header) < 4 + 4 * dimensions:
+                raise DataError(f"ends within its header, after {len(header)} bytes")
+            shape = tuple(int(size) for size in np.frombuffer(header, ">u4", offset=4))
+            expected = math.prod(shape)
+            if expected > _LARGEST:
+                raise DataError(f"claims the impossible shape {shape}")
+            content = file.read(expected + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"cannot be read ({error})") from error
+    if len(content) != expected:
+        more = "at least " if len(content) > expected else ""
+        raise DataError(f"has {more}{len(content)} bytes, but its shape {shape} needs {expected}")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape).copy()
+
+
+FASHION_MNIST = Dataset(
+    DatasetInfo(
+        name="fashion-mnist",
+        title="Fashion-MNIST",
+        channels=1,
+        size=28,
+        classes=10,
+        train=60_000,
+        test=10_000,
+        mean=(0.2860,),
+        std=(0.3530,),
+        pad=4,
+        flip=True,
+        source=(
+            "Install Debian's package dataset-fashion-mnist, or put the four idx files of "
+            "https://github.com/zalandoresearch/fashion-mnist into the folder fashion-mnist/ of the directory that "
+            "REGROW_DATA names"
+        ),
+    ),
+    load,
+)

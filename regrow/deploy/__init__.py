@@ -1,1 +1,0 @@
-"""From a sparse model to small files and fast inference."""

@@ -1,0 +1,20 @@
+"""Export to programs of `torch.export`: graph and weights in one file that needs only torch."""
+
+import io
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from regrow.core.modules import any_batch, exportable
+from regrow.system import write_atomically
+
+
+def program(model: nn.Module, example_input: Tensor | tuple[Tensor, ...], path: str | Path) -> None:
+    """Write `model` in evaluation mode for `torch.export.load(path).module()`, which accepts any batch size."""
+    network, inputs = exportable(model, example_input)
+    with torch.no_grad():
+        exported = torch.export.export(network, inputs, dynamic_shapes=any_batch(inputs))
+    stream = io.BytesIO()
+    torch.export.save(exported, stream)
+    write_atomically(path, stream.getvalue())

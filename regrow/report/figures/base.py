@@ -1,0 +1,192 @@
+"""What all figures have in common: the `Figure` itself, chart helpers, and the colors of both themes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SHOWN = "indexof(shown, datum.series) >= 0"
+"""Vega filter for figures in which series can be hidden."""
+AT_LEVEL = "datum.level == null || datum.level == level"
+"""Vega filter for figures that show one sparsity; dense networks are always shown."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure; its Vega-Lite specification is drawn in pages and rendered to files."""
+
+    name: str
+    title: str
+    caption: str
+    """What the figure shows and how it was measured."""
+    description: str
+    """Text alternative with the numbers, for screen readers."""
+    spec: dict[str, Any]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the figure and their current values."""
+        return {each["name"]: each["value"] for each in self.spec.get("params", []) if "value" in each}
+
+    def with_parameter(self, name: str, value: Any) -> Figure:
+        """Return the figure with another value for a parameter."""
+        spec = copy.deepcopy(self.spec)
+        for each in spec["params"]:
+            if each["name"] == name:
+                each["value"] = value
+        return Figure(self.name, self.title, self.caption, self.description, spec)
+
+    def without_legend(self) -> dict[str, Any]:
+        """Return the specification without a legend, for a page that has its own."""
+        spec = copy.deepcopy(self.spec)
+        for layer in spec.get("layer", []):
+            for channel in layer["encoding"].values():
+                if isinstance(channel, dict) and channel.get("field") == "series":
+                    channel["legend"] = None
+        return spec
+
+
+def altair() -> Any:
+    """Return the altair module, which is an optional dependency."""
+    try:
+        import altair
+    except ImportError:
+        raise ImportError('figures need altair and vl-convert-python: pip install "regrow[report]"') from None
+    return altair
+
+
+def new_chart() -> Any:
+    """Return an empty chart; `finish` adds its data."""
+    return altair().Chart(altair().NamedData(name="rows"))
+
+
+def finish(chart: Any, rows: Sequence[Mapping[str, Any]], *, height: int = 260) -> dict[str, Any]:
+    """Return the specification of `chart` with its data, as wide as its container; the theme styles it."""
+    spec: dict[str, Any] = chart.properties(width="container", height=height).to_dict()
+    spec["datasets"] = {"rows": list(rows)}
+    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
+    del spec["config"]
+    return spec
+
+
+def series_scales(names: Sequence[str], *, lines: bool) -> tuple[Any, Any, Any]:
+    """Return the encodings by color, dash and shape, which are the same for a series in all figures.
+
+    The legend shows `lines`, or the shapes of points.
+    """
+    alt, names = altair(), list(names)
+    symbols = {"symbolType": "stroke", "symbolStrokeWidth": 2, "symbolSize": 300} if lines else {}
+    legend = alt.Legend(title=None, orient="bottom", columns=3, symbolOpacity=1, **symbols) if names[1:] else None
+    dashes, shapes = ([style(index) for index in range(len(names))] for style in (dash, shape))
+    return (
+        alt.Color("series:N", scale=alt.Scale(domain=names), legend=legend),
+        alt.StrokeDash("series:N", scale=alt.Scale(domain=names, range=dashes), legend=legend),
+        alt.Shape("series:N", scale=alt.Scale(domain=names, range=shapes), legend=legend),
+    )
+
+
+def zoom() -> Any:
+    """Return the selection that pans by dragging and zooms with Ctrl and the wheel; the wheel alone scrolls."""
+    mouse = "[event.pointerType === 'mouse' || !event.pointerType]"
+    return altair().selection_interval(
+        bind="scales",
+        zoom="wheel![event.ctrlKey || event.metaKey || event.shiftKey]",
+        translate=f"[pointerdown{mouse}, window:pointerup] > window:pointermove!",
+    )
+
+
+def compact(number: float) -> float:
+    """Return `number` rounded to five significant digits, which is more than a figure can show."""
+    return float(f"{number:.5g}")
+
+
+_FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif"
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colors of the light or the dark mode; those of `series` have a contrast of at least 3 (WCAG 1.4.11)."""
+
+    background: str
+    surface: str
+    text: str
+    muted: str
+    line: str
+    accent: str
+    series: tuple[str, ...]
+
+    def config(self) -> dict[str, Any]:
+        """Return the Vega-Lite configuration."""
+        labels = {"labelColor": self.muted, "titleColor": self.text, "labelFontSize": 12, "titleFontSize": 12}
+        return {
+            "background": self.surface,
+            "font": _FONT,
+            "view": {"stroke": None},
+            "axis": labels
+            | {"gridColor": self.line, "domainColor": self.line, "tickColor": self.line, "titleFontWeight": "normal"},
+            "legend": labels | {"labelLimit": 320, "titleFontWeight": "normal"},
+            "rule": {"color": self.text},
+            "title": {"color": self.text, "anchor": "start", "fontSize": 14},
+            "range": {"category": list(self.series), "heatmap": {"scheme": "viridis"}},
+        }
+
+
+LIGHT = Theme(
+    background="#f5f6f8",
+    surface="#ffffff",
+    text="#1a1d21",
+    muted="#565e69",
+    line="#dfe3e8",
+    accent="#0b5cad",
+    series=(
+        "#1f6fb4",
+        "#c8560b",
+        "#2a8540",
+        "#7b4bb3",
+        "#c02942",
+        "#0f8080",
+        "#8a5a33",
+        "#c0408f",
+        "#76761a",
+        "#5f6b7a",
+    ),
+)
+DARK = Theme(
+    background="#0f1216",
+    surface="#171b21",
+    text="#e8eaed",
+    muted="#a4adb9",
+    line="#2f3640",
+    accent="#7db8f5",
+    series=(
+        "#6cb2f5",
+        "#ff9d57",
+        "#6fd08c",
+        "#c39bf2",
+        "#ff7f8e",
+        "#5ed0cc",
+        "#d3a683",
+        "#f58fcf",
+        "#cfca5a",
+        "#aab6c6",
+    ),
+)
+
+GONE = "#e0357f"
+"""Color of a layer that is pruned completely; it differs from all colors of the scale in both modes."""
+
+# When the colors are used up, lines get dashes and points get another shape.
+DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))
+SHAPES = ("circle", "square", "triangle-up", "diamond")
+
+
+def dash(index: int) -> tuple[int, ...]:
+    """Return the dash pattern of the series with this index."""
+    return DASHES[index // len(LIGHT.series) % len(DASHES)]
+
+
+def shape(index: int) -> str:
+    """Return the point shape of the series with this index; consecutive series differ in shape."""
+    return SHAPES[index % len(SHAPES)]

@@ -1,0 +1,180 @@
+"""A run folder on disk: its lock, its recipe and result, metrics.jsonl, and errors that say what to do.
+
+Every file is written as a whole or not at all, so a run survives a crash at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from regrow.runs.recipe import Recipe
+from regrow.system import write_atomically
+
+FIXES = {
+    errno.ENOSPC: "The disk is full: free some space, then run the same command again to continue.",
+    errno.EDQUOT: "The disk quota is exceeded: free some space, then run the same command again to continue.",
+    errno.EFBIG: "The file exceeds the size limit of this process (ulimit -f).",
+    errno.EACCES: "The folder is not writable: choose another one with --out.",
+    errno.EROFS: "The file system is read-only: choose another folder with --out.",
+}
+"""What to do about an operating system error that prevents writing a file."""
+
+DIVERGED = "diverged.json"
+"""File in the folder of a run whose loss or weights became infinite or NaN."""
+
+
+class RunFolderError(OSError):
+    """A run folder cannot be used; the message says why and what to do."""
+
+
+class InUseError(RunFolderError):
+    """Another process uses the folder."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock `folder` for this process. The operating system releases the lock however the process ends."""
+    path = folder / "lock"
+    try:
+        file = path.open("a+")
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise InUseError(f"{folder} is in use by {holder}. Stop it, or choose another folder with --out.") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} (since {time.strftime('%H:%M')})")
+        file.flush()
+        yield
+        file.truncate(0)
+
+
+def read_recipe(folder: Path | str) -> Recipe:
+    """Return the recipe of the run in `folder`."""
+    path = Path(folder) / "recipe.toml"
+    if not path.is_file():
+        raise RunFolderError(f"{folder} is not a run folder: it has no recipe.toml.")
+    return Recipe.read(path)
+
+
+def read_result(folder: Path | str) -> dict[str, Any] | None:
+    """Return the result of the run in `folder`, or None if the run is not finished."""
+    return _read(Path(folder) / "result.json")
+
+
+def read_divergence(folder: Path | str) -> dict[str, Any] | None:
+    """Return the record of how the run in `folder` diverged, or None if it did not."""
+    return _read(Path(folder) / DIVERGED)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        result = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path} is damaged: {error}") from None
+    if not isinstance(result, dict):
+        raise RunFolderError(f"{path} is damaged: expected a JSON object, got a {type(result).__name__}")
+    return result
+
+
+class Metrics:
+    """Appends one line per epoch to metrics.jsonl, after cutting the file back to `position` bytes.
+
+    A checkpoint stores the position, so a resumed run drops the lines that its checkpoint does not know.
+    """
+
+    def __init__(self, path: Path, position: int) -> None:
+        self.path = path
+        if not 0 <= position <= (path.stat().st_size if path.exists() else 0):
+            raise RunFolderError(f"{path} is shorter than the checkpoint beside it says. Restore it, or remove both.")
+        try:
+            self._file = path.open("r+b" if path.exists() else "w+b")
+            self._file.truncate(position)
+            self._file.seek(position)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    @property
+    def position(self) -> int:
+        """Length of the file in bytes."""
+        return self._file.tell()
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Write a line and sync it to disk, because a checkpoint that counts it may follow."""
+        try:
+            self._file.write((json.dumps(record, allow_nan=False) + "\n").encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of a run; an incomplete last line, which a running process may leave, is skipped."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [_record(path, number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
+
+
+def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path}, line {number} is damaged: {error}") from None
+    if not isinstance(record, dict):
+        raise RunFolderError(f"{path}, line {number} is damaged: expected a JSON object, got {line[:40]!r}")
+    return record
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace `path` atomically: a reader sees the old content or the new one, never a part."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` as indented JSON."""
+    write_whole(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def cannot_write(path: Path, error: OSError) -> RunFolderError:
+    """Return the error that says why `path` cannot be written and what to do about it."""
+    return RunFolderError(f"cannot write {path}: {error.strerror}. {FIXES.get(error.errno or 0, '')}".rstrip())
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove the temporary files of a killed process; the caller holds the folder's lock."""
+    for path in folder.glob(".*"):
+        if re.fullmatch(r"\.[a-z]+\.(pt|json|toml|safetensors)\.[0-9a-f]{8}", path.name):
+            path.unlink(missing_ok=True)
+
+
+def remove_shards(folder: Path, keep: str) -> None:
+    """Remove the sharded tensors of earlier checkpoints, complete or not."""
+    for path in folder.glob("shards-*"):
+        if path.name != keep:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,378 @@
+"""`Recipe`: everything that decides a run, from a TOML file, a command line or Python, and the built-in recipes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from regrow.text import did_you_mean, plain
+
+Device = Literal["cpu", "cuda", "mps"]
+
+# Built-in recipes.
+_FOLDER = Path(__file__).parent / "recipes"
+
+# Fields that do not influence the result.
+_NOT_IN_KEY = ("device", "threads", "parallel")
+
+# Canonical names of the built-in methods, so that keys do not depend on the spelling.
+_METHODS = (
+    "dense",
+    "dpf",
+    "incremental",
+    "oneshot",
+    "snip",
+    "dsr",
+    "sparse-momentum",
+    "set",
+    "deepr",
+    "rigl",
+    "sfp",
+    "fixed",
+    "feedback",
+    "static",
+    "acdc",
+    "granet",
+    "dsd",
+    "srste",
+    "dns",
+)
+
+# torch's generator takes signed 64-bit seeds.
+_LARGEST_SEED = 2**63 - 1
+
+# For some files, the time of Python's TOML parser is quadratic in their size.
+_LARGEST = 65_536
+
+
+class UsageError(ValueError):
+    """A command, an option or a recipe is wrong; the message names the value and what would be right."""
+
+
+class RecipeError(UsageError):
+    """A field of a recipe is wrong or unknown; the message names it, its value and what would be right."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a run. Time is in epochs and in fractions of training; the training loop converts it to steps."""
+
+    data: str = "digits"
+    """Data set: digits comes with the package; others are read from $REGROW_DATA."""
+    model: str = "small"
+    """Network, such as resnet20, wrn28-2, vgg16, densenet40, resnet50; small trains on digits in seconds."""
+    width: int | None = None
+    """Base width of the network. None: as in its paper."""
+    stem_stride: int | None = None
+    """Stride of the first convolution of a CIFAR ResNet; 2 makes it about three times cheaper."""
+    growth: int | None = None
+    """Growth rate of a DenseNet. None: as in its paper (12)."""
+    method: str = "dpf"
+    """dpf, incremental, oneshot, snip, dsr, sparse-momentum, set, deepr, rigl, sfp, static, acdc, granet, dsd, srste,
+    dns, fixed (see masks) or dense."""
+    sparsity: float = 0.9
+    """Final pruned fraction of the targeted weights (or filters)."""
+    every: int | Literal["auto"] | None = None
+    """Optimizer steps between mask updates. None: as in the method's paper (16 for dpf, an epoch for most others).
+    auto: the paper's number, scaled down with the length of a short training."""
+    scope: Literal["global", "layer", "er", "erk", "redistributed"] | None = None
+    """One threshold for all layers (global), or one per layer: with equal sparsity (layer), by Erdos-Renyi (er, erk),
+    or by the magnitude of its weights (redistributed). None: as in the method's paper."""
+    unit: str | None = None
+    """Prune single weights ("weight", the default), whole filters ("filter"), or N of M consecutive weights ("2:4")."""
+    targets: tuple[str, ...] = ()
+    """Names or globs of the weights to prune. Empty: all convolutions and linear layers except the last linear one."""
+    include_last: bool | None = None
+    """Also prune the last linear layer. None: as in the method's paper (only sparse-momentum does)."""
+    floor: int | None = None
+    """Number of units of each layer that are never pruned. None: no limit, as in the paper."""
+    decay_at: Literal["dense", "pruned"] | None = None
+    """Whether weight decay acts on the dense weights w (the default) or on the pruned weights ŵ."""
+    options: tuple[str, ...] = ()
+    """More options of the method, such as zeta=0.2, channels=true or criterion=rms; see `regrow methods NAME`."""
+    masks: str | None = None
+    """For method fixed: a finished run or a model file whose zeros stay zero."""
+    ramp_end: float | None = None
+    """Fraction of training after which the final sparsity is reached; 0 starts with it. None: at the second drop."""
+    ramp_by: Literal["epoch", "step"] = "epoch"
+    """Whether the sparsity rises once per epoch, as in the paper, or with every mask update (for short trainings)."""
+    epochs: int = 30
+    """Passes over the training images."""
+    batch: int = 128
+    """Images per optimizer step."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """SGD with Nesterov momentum, or Adam."""
+    lr: float = 0.1
+    """Learning rate before the first drop."""
+    momentum: float = 0.9
+    """Nesterov momentum of SGD."""
+    weight_decay: float = 1e-4
+    """Weight decay, on all parameters unless norm_decay is false."""
+    norm_decay: bool = True
+    """Whether weight decay also acts on the parameters of batch norm."""
+    label_smoothing: float = 0.0
+    """Fraction of each label that is spread evenly over all classes in training; 0.1 is usual on ImageNet."""
+    drops: tuple[float, ...] = (0.5, 0.75)
+    """Fractions of training at which the learning rate drops."""
+    drop_factor: float = 0.1
+    """Factor of the learning rate at each drop."""
+    warmup: float = 0.0
+    """Fraction of training over which the learning rate rises linearly to --lr."""
+    warmup_from: float = 0.0
+    """Start of the rise, as a fraction of --lr."""
+    finetune_epochs: int = 0
+    """Additional epochs with a fixed mask and a new optimizer."""
+    finetune_optimizer: Literal["sgd", "adam"] = "sgd"
+    """Optimizer of fine-tuning."""
+    finetune_lr: float = 0.01
+    """Learning rate of fine-tuning before its first drop."""
+    finetune_drops: tuple[float, ...] = (0.5,)
+    """Fractions of fine-tuning at which its learning rate drops by --drop-factor."""
+    holdout: int = 0
+    """Number of training images that are held out and used for evaluation instead of the test set (for tuning)."""
+    limit: int | None = None
+    """Train on this many images only, spread evenly over the data set."""
+    seed: int = 0
+    """Seed of the initial weights, of the order and augmentation of images, and of random choices of the method."""
+    bf16: bool = False
+    """Compute in bfloat16 where it is safe (autocast): faster on GPUs, and on CPUs with AMX or AVX512-BF16."""
+    channels_last: bool = False
+    """Use the channels-last memory format, which is faster on most devices."""
+    compile: bool = False
+    """Compile the network with torch.compile; this takes minutes and pays off only on GPUs."""
+    device: Device = "cpu"
+    """Device for training."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """How several processes train: each with all weights (ddp), or with some rows of every weight (fsdp)."""
+    threads: int | None = None
+    """CPU threads; a run is bit-reproducible for a fixed number. None: torch's default."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _check_ranges(self)
+        object.__setattr__(self, "method", _method_name(self.method))
+
+    @property
+    def ramp_fraction(self) -> float:
+        """Fraction of training at which the sparsity is final: by default the second drop (Appendix A.2)."""
+        if self.ramp_end is not None:
+            return self.ramp_end
+        return self.drops[1] if len(self.drops) > 1 else 0.75
+
+    def changed(self, **fields: Any) -> Recipe:
+        """Return the recipe with some fields changed; an unknown field raises `RecipeError`."""
+        return Recipe.of({**vars(self), **fields})
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], origin: str = "") -> Recipe:
+        """Make a recipe from `fields`; an unknown one is an error that names `origin` and the nearest known field."""
+        known = cls.__dataclass_fields__
+        for name in fields:
+            if name not in known:
+                hint = did_you_mean(name, known, cutoff=0.5) or f" There are {', '.join(known)}."
+                raise RecipeError(f"{origin or 'a recipe'} has no field {name!r}.{hint}")
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+        try:
+            return cls(**values)
+        except RecipeError as error:
+            raise RecipeError(f"{origin}: {error}" if origin else str(error)) from None
+
+    @classmethod
+    def read(cls, path: Path | str) -> Recipe:
+        """Read a TOML recipe."""
+        return cls.of(read_toml(Path(path)), str(path))
+
+    def to_toml(self) -> str:
+        """Return the recipe with all defaults as TOML; `read` is the inverse."""
+        lines = [f"{name} = {_toml(value)}" for name, value in dataclasses.asdict(self).items() if value is not None]
+        return "\n".join(lines) + "\n"
+
+    def key(self) -> str:
+        """Return the digest that identifies the run; it does not depend on device, threads and parallel.
+
+        Only fields that differ from their defaults count, so a new field changes no key.
+        """
+        fields = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if field.name not in _NOT_IN_KEY and (value := getattr(self, field.name)) != field.default
+        }
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def takes_sparsity(self) -> bool:
+        """Whether `sparsity` has a meaning; the sparsity of other methods follows from masks, a compressor or N:M."""
+        return self.method not in ("dense", "fixed", "feedback", "srste")
+
+    @property
+    def prunes_filters(self) -> bool:
+        """Whether whole filters are pruned."""
+        return self.unit == "filter" or self.method == "sfp"
+
+    def name(self) -> str:
+        """Return a readable name, such as `cifar10-resnet20-dpf90-s0`."""
+        pruned = self.method if self.method in ("dense", "srste") else f"{self.method}{100 * self.sparsity:g}"
+        # It becomes the name of a folder, and a recipe of another user must not choose a path.
+        return re.sub(r"[^\w.-]", "_", f"{self.data}-{self.model}-{pruned}-s{self.seed}")[:150]
+
+    def folder_name(self) -> str:
+        """Return the name of the run folder: the readable name and the start of the key."""
+        return f"{self.name()}-{self.key()[:8]}"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file; any problem is a `RecipeError` that names the file."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise RecipeError(f"{path} is too large for a recipe or sweep: the limit is {_LARGEST:,} bytes.")
+        return tomllib.loads(content.decode())
+    except RecipeError:
+        raise
+    except OSError as error:
+        raise RecipeError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"{path} is not a TOML file: {error}") from None
+
+
+def is_own_method(name: str) -> bool:
+    """Return whether a method is built in, without importing torch."""
+    return name in _METHODS
+
+
+def _method_name(name: str) -> str:
+    """Return the canonical name of a built-in method; other names are unchanged.
+
+    >>> _method_name("SparseMomentum"), _method_name("One-Shot"), _method_name("MyOwn")
+    ('sparse-momentum', 'oneshot', 'MyOwn')
+    """
+    if name in _METHODS:
+        return name
+    return next((known for known in _METHODS if plain(known) == plain(name)), name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    # JSON strings are valid TOML except for one character, which TOML requires to be escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _check_types(recipe: Recipe) -> None:
+    values = vars(recipe)
+    for name, wanted in _hints().items():
+        value = values[name]
+        # Skip defaults, so that checking thousands of recipes is quick.
+        if value is getattr(Recipe, name) or _fits(value, wanted):
+            continue
+        if (names := _choices(wanted)) and int not in get_args(wanted):
+            hint = did_you_mean(str(value), names)
+            raise RecipeError(f"{name} must be one of {', '.join(names)}, got {value!r}.{hint}")
+        raise RecipeError(f"{name} must be {_words(wanted)}, got {value!r}")
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Recipe)
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    origin = get_origin(wanted)
+    if origin is Literal:
+        return value in get_args(wanted)
+    if origin in (Union, UnionType):
+        return any(_fits(value, option) for option in get_args(wanted))
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, get_args(wanted)[0]) for item in value)
+    if wanted is float:
+        whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300
+        return whole or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
+
+
+def _choices(wanted: Any) -> tuple[str, ...]:
+    """Return the values of a Literal, optional or not; empty for other types."""
+    options = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+    return tuple(name for option in options if get_origin(option) is Literal for name in get_args(option))
+
+
+def _words(wanted: Any) -> str:
+    if get_origin(wanted) is tuple:
+        return f"a list, each item {_words(get_args(wanted)[0])}"
+    options = [option for option in get_args(wanted) if option is not NoneType]
+    names = {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
+    words = "".join(f" or {name!r}" for name in _choices(wanted))
+    return names[options[0] if options else wanted] + words + (", or left out" if options else "")
+
+
+def _check_ranges(recipe: Recipe) -> None:
+    for least, names in {
+        1: ("width", "stem_stride", "growth", "every", "epochs", "batch", "limit", "threads"),
+        0: ("floor", "finetune_epochs", "holdout", "seed", "weight_decay", "momentum"),
+    }.items():
+        for name in names:
+            value = getattr(recipe, name)
+            if value not in (None, "auto") and value < least:
+                raise RecipeError(f"{name} must be at least {least}, got {value}")
+    if recipe.seed > _LARGEST_SEED:
+        raise RecipeError(f"seed must be below 2**63, got {recipe.seed}")
+    for name in ("lr", "finetune_lr", "drop_factor"):
+        if getattr(recipe, name) <= 0:
+            raise RecipeError(f"{name} must be above 0, got {getattr(recipe, name)}")
+    for name in ("ramp_end", "warmup", "warmup_from"):
+        _check_fraction(name, getattr(recipe, name))
+    for name in ("drops", "finetune_drops"):
+        fractions = getattr(recipe, name)
+        for fraction in fractions:
+            _check_fraction(name, fraction)
+        if list(fractions) != sorted(fractions):
+            raise RecipeError(f"{name} must be in ascending order, got {list(fractions)}")
+    if not 0 <= recipe.label_smoothing < 1:
+        raise RecipeError(f"label_smoothing must be in [0, 1), got {recipe.label_smoothing:g}")
+    if not 0 <= recipe.sparsity < 1:
+        hint = f" Did you mean {recipe.sparsity / 100:g}?" if 1 < recipe.sparsity < 100 else ""
+        raise RecipeError(f"sparsity must be in [0, 1), got {recipe.sparsity:g}.{hint}")
+
+
+def _check_fraction(name: str, fraction: float | None) -> None:
+    if fraction is not None and not 0 <= fraction <= 1:
+        raise RecipeError(f"{name} must be a fraction in [0, 1], got {fraction:g}")
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the built-in recipes."""
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def describe_recipe(name: str) -> str:
+    """Return the first line of a built-in recipe, which describes it."""
+    first, _, _ = (_FOLDER / f"{name}.toml").read_text(encoding="utf-8").partition("\n")
+    return first.removeprefix("#").strip()
+
+
+def load_recipe(name: str) -> Recipe:
+    """Return a built-in recipe by name, or the recipe in a TOML file.
+
+    >>> load_recipe("cifar-resnet20").epochs
+    300
+    """
+    if (path := _FOLDER / f"{name}.toml").is_file() and "/" not in name:
+        return Recipe.read(path)
+    if Path(name).is_file():
+        return Recipe.read(name)
+    known = recipe_names()
+    hint = did_you_mean(name, known)
+    raise RecipeError(f"{name!r} is neither a file nor a built-in recipe.{hint} The recipes are {', '.join(known)}.")

@@ -1,0 +1,47 @@
+"""Turns SIGINT and SIGTERM into a clean stop, for a run and for the driver of a sweep, which does not import torch."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+
+class StoppedError(Exception):
+    """The run in `folder` was asked to stop; its state at `step` is saved."""
+
+    def __init__(self, number: int, step: int, folder: Path) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name} at step {step:,}")
+        self.signal, self.step, self.folder = number, step, folder
+
+
+class Stop:
+    """Number of the signal that asked for a stop, or 0."""
+
+    signal = 0
+
+
+@contextmanager
+def stop_requests() -> Iterator[Stop]:
+    """Record the first SIGINT or SIGTERM instead of exiting; a second one is handled as usual."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread may handle signals
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        stop.signal = number
+        for other, handler in before.items():
+            signal.signal(other, handler)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Removes pruned filters from a model; public as `regrow.shrink`."""

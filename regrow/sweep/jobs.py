@@ -1,0 +1,155 @@
+"""A job is one run of a sweep: its recipe, its folder, the work on it, and the interface of what executes it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from regrow.runs.folder import InUseError, RunFolderError, cannot_write, read_result
+from regrow.runs.recipe import Recipe, RecipeError
+from regrow.runs.stop import StoppedError
+
+LOG = "log.txt"
+"""File in a run folder with the output of the run: warnings, and the traceback of an unexpected error."""
+
+
+class ClusterError(RuntimeError):
+    """The cluster of a sweep cannot be used."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe and its run folder, which is named after the recipe's content."""
+
+    recipe: Recipe
+    folder: Path
+    key: str
+
+    @property
+    def name(self) -> str:
+        """Name of the run folder, unique in the sweep."""
+        return self.folder.name
+
+    def resolved(self) -> Job:
+        """Return the job with an absolute folder."""
+        return replace(self, folder=self.folder.resolve())
+
+    def result(self) -> Mapping[str, Any] | None:
+        """Return the result if the run is finished; raise if the folder holds the result of another run."""
+        result = read_result(self.folder)
+        if result is not None and result.get("key") != self.key:
+            raise RunFolderError(
+                f"{self.folder} holds the result of another run. Move it away, or choose another folder with --out."
+            )
+        return result
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How one attempt at a job ended.
+
+    finished: result.json is written. failed: an error that another attempt would meet again. busy: another process
+    uses the folder. died: the worker was killed or stopped; the run resumes from its checkpoint.
+    """
+
+    kind: Literal["finished", "failed", "busy", "died"]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What each run gets, and where the cluster is."""
+
+    cpus: int = 1
+    """Processors per run; also its number of threads unless the recipe sets one."""
+    gpus: int = 0
+    """GPUs per run, for recipes with device = "cuda"."""
+    address: str | None = None
+    """Ray: the address of a cluster, or "auto" for one on this machine; None starts one here.
+    SLURM: "local" runs the jobs in processes on this machine, without SLURM."""
+    partition: str | None = None
+    """SLURM: the partition; None uses the cluster's default."""
+    minutes: int = 24 * 60
+    """SLURM: time limit of a job; a longer run continues in another job."""
+
+
+class Executor(Protocol):
+    """Executes jobs; the driver never submits more than `workers` at a time."""
+
+    workers: int
+
+    def submit(self, job: Job) -> None:
+        """Start `job`."""
+
+    def wait(self, seconds: float) -> list[tuple[Job, JobResult]]:
+        """Return the jobs that have ended, after at most about `seconds`."""
+
+    def close(self) -> None:
+        """Let running jobs save their state, then end all workers."""
+
+
+def jobs_for(recipes: Sequence[Recipe], folder: Path) -> list[Job]:
+    """Return a job for each recipe; equal recipes have the same folder."""
+    return [Job(recipe, folder / recipe.folder_name(), recipe.key()) for recipe in recipes]
+
+
+def work(job: Job, *, threads: int = 1) -> JobResult:
+    """Train or resume `job` in this process. Errors become the result; none is raised."""
+    try:
+        with _logged(job.folder):
+            return _train(job, threads)
+    except OSError as error:
+        return JobResult("failed", str(error))
+
+
+def _train(job: Job, threads: int) -> JobResult:
+    from regrow.train.run import run  # imports torch, which the driver does not need
+
+    recipe = job.recipe
+    if recipe.threads is None and not (job.folder / "recipe.toml").is_file():
+        recipe = dataclasses.replace(recipe, threads=threads)
+    try:
+        run(recipe, job.folder)
+    except InUseError as error:
+        return JobResult("busy", str(error))
+    except StoppedError as error:
+        return JobResult("died", str(error))
+    except Exception as error:
+        if not isinstance(error, RecipeError | OSError):
+            traceback.print_exc()
+        # The text of a builtin error may not say what happened: KeyError('x').
+        builtin = type(error).__module__ == "builtins"
+        return JobResult("failed", f"{type(error).__name__}: {error}" if builtin else str(error))
+    return JobResult("finished")
+
+
+@contextlib.contextmanager
+def _logged(folder: Path) -> Iterator[None]:
+    """Redirect the output of this process to the run's log; remove the log if it stays empty."""
+    path = folder / LOG
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    before = [os.dup(stream) for stream in (1, 2)]
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for stream, usual in zip((1, 2), before, strict=True):
+            os.dup2(usual, stream)
+            os.close(usual)
+        if os.fstat(log).st_size == 0:
+            path.unlink(missing_ok=True)
+        os.close(log)

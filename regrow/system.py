@@ -1,0 +1,141 @@
+"""The machine: CPU count, atomic writes, the cache folder, versions of the software. Imports without torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import secrets
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from regrow import __version__
+from regrow.checks import warn
+
+_PACKAGES = (
+    *("torch", "numpy", "tyro", "rich", "safetensors", "pyarrow", "pillow", "altair", "tensorboard"),
+    *("onnx", "onnxruntime", "openvino"),
+)
+
+
+def cores() -> int:
+    """Return how many CPUs this process may use; in a container, this can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def write_atomically(path: str | Path, data: bytes) -> None:
+    """Replace the file `path` by `data`; after a crash at any moment, it has its old or its new content."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with partial.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # the user does not know the partial file
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(folder: Path) -> None:
+    """Make a rename in `folder` survive a power failure, on systems that can open folders."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def cache_folder() -> Path:
+    """Return the folder for kernels, measured tiles, downloads and decoded images; it can be deleted at any time.
+
+    It is `$REGROW_CACHE` or, if that is not set, `regrow` in the user's cache folder (`$XDG_CACHE_HOME`, `~/.cache`).
+    """
+    chosen = os.environ.get("REGROW_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "regrow"
+
+
+def remember(path: Path, content: bytes) -> bool:
+    """Write a file of the cache and return True; if that is impossible, warn and return False."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        warn(
+            f"{path.parent} cannot be written ({error.strerror or error}): kernels and measurements of this model are "
+            "lost when the program ends. Set REGROW_CACHE to a folder that can be written.",
+            RuntimeWarning,
+        )
+        return False
+    return True
+
+
+def digest(content: bytes) -> str:
+    """Return the start of the SHA-256 digest of `content`, used as a cache key."""
+    return hashlib.sha256(content).hexdigest()[:20]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, regrow and those of its optional and required packages that are installed."""
+    found = {"python": platform.python_version(), "regrow": __version__}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def environment(processes: int = 1) -> dict[str, Any]:
+    """Return versions, machine and command line of a run that uses `processes` processes."""
+    import torch
+
+    return {
+        "versions": versions(),
+        "commit": commit(),
+        "system": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "processes": processes,
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "REGROW_DATA": os.environ.get("REGROW_DATA"),
+        "command": sys.argv,
+    }
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout that regrow runs from, marked if files differ; None if it is installed."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
+
+
+def cpu_name() -> str:
+    """Return the processor's name as the system knows it, with family and model, since clouds hide the exact name."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+        facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if "model name" in facts and "cpu family" in facts:
+            return f"{facts['model name']} (family {facts['cpu family']}, model {facts.get('model')})"
+        if "model name" in facts:
+            return facts["model name"]
+    return platform.processor() or platform.machine()

@@ -1,0 +1,63 @@
+"""Text for people: similar names for a misspelled one, durations, large numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def plain(name: str) -> str:
+    """Return `name` in lower case without `-` and `_`: SparseMomentum and sparse-momentum are the same name.
+
+    >>> plain("Sparse-Momentum")
+    'sparsemomentum'
+    """
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.4) -> str | None:
+    """Return the known name most similar to `name`, ignoring case, if their similarity (0 to 1) is at least `cutoff`.
+
+    >>> nearest("Resnet2O", ["resnet20", "resnet32"])
+    'resnet20'
+    """
+    names = {each.lower(): each for each in known}
+    matches = get_close_matches(name.lower(), names, n=3, cutoff=cutoff)
+    # Typing errors are rare in the first letters.
+    best = max(matches, key=lambda match: _common_start(match, name.lower()), default=None)
+    return None if best is None else names[best]
+
+
+def _common_start(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.4) -> str:
+    """Return " Did you mean 'x'?" for the nearest known name, or an empty string if no name is similar."""
+    found = nearest(name, known, cutoff=cutoff)
+    return "" if found is None else f" Did you mean {found!r}?"
+
+
+def duration(seconds: float) -> str:
+    """Format a duration in its two largest units.
+
+    >>> duration(11_100)
+    '3 h 05 m'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} m"
+    return f"{minutes} m {rest:02} s" if minutes else f"{rest} s"
+
+
+def quantity(number: float) -> str:
+    """Format a large number with three digits and a unit.
+
+    >>> quantity(40_812_544)
+    '40.8 M'
+    """
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:.0f} {unit}"
+    return f"{number:.3g}"

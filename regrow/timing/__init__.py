@@ -1,0 +1,1 @@
+"""Times a model in the engine and in other runtimes, in turns."""

@@ -1,0 +1,309 @@
+"""Build the parts of a training from a recipe: data, network, optimizer, learning rate, pruner."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import SGD, Adam, Optimizer
+
+from regrow import data, models
+from regrow.core.masks import Masks
+from regrow.core.modules import named_parameters
+from regrow.core.schedule import Constant, Cubic, Schedule, scaled_period
+from regrow.data import Batches
+from regrow.data.registry import DatasetInfo
+from regrow.files.model_file import load_model
+from regrow.host.targets import find_targets
+from regrow.methods import SFP, Dense, Feedback, Fixed, Pruner
+from regrow.methods.registry import find_method, method_options
+from regrow.runs.recipe import Recipe, RecipeError
+from regrow.text import did_you_mean
+from regrow.train.distributed import Ranks
+
+EVALUATION_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Training and test images of a run."""
+
+    train: Batches
+    test: Batches
+    info: DatasetInfo
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps per epoch."""
+        return len(self.train)
+
+
+def make_sets(recipe: Recipe, ranks: Ranks = Ranks()) -> Sets:  # noqa: B008 - it is immutable
+    """Load the images; each rank sees its part. With `holdout`, the test set is not opened."""
+    device = make_device(recipe)
+    part: dict[str, Any] = {"rank": ranks.rank, "world": ranks.size, "channels_last": recipe.channels_last}
+    images = data.load(recipe.data, "train", limit=recipe.limit)
+    if recipe.holdout:
+        images, test = images.split(recipe.holdout)
+    else:
+        test = data.load(recipe.data, "test")
+    return Sets(
+        train=Batches(images.to(device), recipe.batch, seed=recipe.seed, **part),
+        test=Batches.evaluation(test.to(device), _evaluation_batch(len(test), ranks.size), **part),
+        info=images.info,
+    )
+
+
+def _evaluation_batch(images: int, processes: int) -> int:
+    """Return the largest batch size for which the last batch, too, has an image for every process."""
+    return next(size for size in range(EVALUATION_BATCH, 0, -1) if not 0 < images % size < processes)
+
+
+def make_device(recipe: Recipe) -> torch.device:
+    """Return the device; raise if it is not available on this machine."""
+    missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
+    if missing.get(recipe.device):
+        raise RecipeError(f"device {recipe.device!r} is not available on this machine: use --device cpu")
+    return torch.device("cuda", torch.cuda.current_device()) if recipe.device == "cuda" else torch.device(recipe.device)
+
+
+def make_model(recipe: Recipe, info: DatasetInfo | None = None) -> models.Network:
+    """Build the network for the recipe's data set (or the one in `info`), with the initial weights of `seed`."""
+    info = info or data.info(recipe.data)
+    options = {name: getattr(recipe, name) for name in ("width", "stem_stride", "growth")}
+    given = {name: value for name, value in options.items() if value is not None}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = models.build(recipe.model, classes=info.classes, channels=info.channels, size=info.size, **given)
+    model.to(make_device(recipe))
+    if recipe.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def make_optimizer(recipe: Recipe, model: nn.Module, *, kind: str, lr: float) -> Optimizer:
+    """Return the fused optimizer, which makes one pass over the weights; sharded weights need `foreach`."""
+    variant: dict[str, Any] = {"foreach" if recipe.parallel == "fsdp" else "fused": True}
+    parameters = model.parameters() if recipe.norm_decay else _groups(model)
+    if kind == "adam":
+        return Adam(parameters, lr=lr, weight_decay=recipe.weight_decay, **variant)
+    return SGD(
+        parameters,
+        lr=lr,
+        momentum=recipe.momentum,
+        nesterov=recipe.momentum > 0,
+        weight_decay=recipe.weight_decay,
+        **variant,
+    )
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Return the parameters in two groups, of which that of batch norm has no weight decay."""
+    norms = {id(p) for module in model.modules() if isinstance(module, _BatchNorm) for p in module.parameters()}
+    return [
+        {"params": [p for p in model.parameters() if id(p) not in norms]},
+        {"params": [p for p in model.parameters() if id(p) in norms], "weight_decay": 0.0},
+    ]
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """`peak` after a linear warm-up of `warmup` steps, multiplied by `factor` at each of the steps in `drops`.
+
+    It is a function of the step, so a resumed run has no scheduler to restore.
+    """
+
+    peak: float
+    drops: tuple[int, ...]
+    factor: float
+    warmup: int = 0
+    warmup_from: float = 0.0
+
+    def __call__(self, t: int) -> float:
+        """Return the learning rate of the step from iterate t to t+1."""
+        if t < self.warmup:
+            return self.peak * (self.warmup_from + (1 - self.warmup_from) * (t + 1) / self.warmup)
+        return self.peak * self.factor ** sum(t >= drop for drop in self.drops)
+
+
+def training_rate(recipe: Recipe, total: int) -> LearningRate:
+    """Return the learning rate of a training of `total` steps."""
+    return LearningRate(
+        peak=recipe.lr,
+        drops=tuple(round(fraction * total) for fraction in recipe.drops),
+        factor=recipe.drop_factor,
+        warmup=round(recipe.warmup * total),
+        warmup_from=recipe.warmup_from,
+    )
+
+
+def finetuning_rate(recipe: Recipe, total: int) -> LearningRate:
+    """Return the learning rate of a fine-tuning of `total` steps."""
+    drops = tuple(round(fraction * total) for fraction in recipe.finetune_drops)
+    return LearningRate(peak=recipe.finetune_lr, drops=drops, factor=recipe.drop_factor)
+
+
+# Recipe fields that are options of many methods, and the names of these options.
+_SHARED = {
+    "targets": "targets",
+    "include_last": "include_last",
+    "scope": "scope",
+    "unit": "unit",
+    "floor": "floor",
+    "decay_at": "decay",
+    "every": "every",
+}
+
+# A string that needs no quotes: in TOML only true, false, inf and nan look like it.
+_WORD = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+
+
+def make_pruner(recipe: Recipe, model: nn.Module, optimizer: Optimizer, steps: int) -> Pruner:
+    """Attach the recipe's method; an epoch has `steps` optimizer steps.
+
+    A `TypeError` of the method becomes a `RecipeError`, because its options come from the recipe.
+    """
+    method = chosen_method(recipe)
+    try:
+        return _attached(recipe, method, model, optimizer, steps)
+    except TypeError as error:
+        given = f" (with options {', '.join(recipe.options)})" if recipe.options else ""
+        raise RecipeError(f"{recipe.method}: {error}{given}") from error
+
+
+def chosen_method(recipe: Recipe) -> type[Pruner]:
+    """Return the recipe's method; an unknown name is a `RecipeError`."""
+    try:
+        return find_method(recipe.method)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(str(error)) from None
+
+
+def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimizer, steps: int) -> Pruner:
+    if method is Fixed:
+        _options(recipe, method, dict.fromkeys(("targets", "include_last")))
+        return Fixed(model, optimizer, _given_masks(recipe, model))
+    if recipe.masks is not None:
+        raise RecipeError(f"masks are only for method fixed, got {recipe.masks!r} for {recipe.method}")
+    if issubclass(method, Feedback) and recipe.finetune_epochs:
+        raise RecipeError(
+            f"{recipe.method} has no mask to keep, so fine-tuning would undo the compression: "
+            f"train longer instead of --finetune-epochs {recipe.finetune_epochs}"
+        )
+    known = method_options(method)
+    options = {**_time(recipe, method, known, steps), **_options(recipe, method, known)}
+    for name, default in known.items():
+        if default is ... and name not in options:
+            raise RecipeError(f"{recipe.method} needs --options {name}=VALUE: see regrow methods {recipe.method}")
+    pruner: Pruner = method(model, optimizer, **options)
+    if "total" not in options:  # methods that know the length of training warn themselves
+        pruner.warn_if_idle(recipe.epochs * steps)
+    if method is SFP and steps % pruner.every:
+        raise RecipeError(
+            f"sfp is sparse only right after a mask update, and it is evaluated after each epoch: every must divide "
+            f"the {steps} steps of an epoch, got {pruner.every}"
+        )
+    return pruner
+
+
+def make_schedule(recipe: Recipe, steps: int) -> Schedule:
+    """Return the sparsity schedule in optimizer steps, `steps` per epoch (Appendix A.2)."""
+    end = round(recipe.ramp_fraction * recipe.epochs * steps)
+    if not end:
+        return Constant(recipe.sparsity)
+    return Cubic(recipe.sparsity, end=end, every=steps if recipe.ramp_by == "epoch" else 1)
+
+
+def ramps(method: type[Pruner]) -> bool:
+    """Return whether the method's sparsity may change over time."""
+    hints = [get_type_hints(vars(cls)["__init__"]) for cls in method.__mro__[:-1] if "__init__" in vars(cls)]
+    return next((hint["sparsity"] for hint in hints if "sparsity" in hint), None) is not float
+
+
+def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Return sparsity and times in optimizer steps, as far as they are options of the method."""
+    total = recipe.epochs * steps
+    facts = {
+        "sparsity": make_schedule(recipe, steps) if ramps(method) else recipe.sparsity,
+        "at": total,
+        "total": total,
+        "total_steps": total,
+        "seed": recipe.seed,
+    }
+    if known.get("every", ...) is None and recipe.every is None:
+        facts["every"] = steps  # methods without a default period update once per epoch
+    if recipe.every == "auto" and "every" in known:
+        period = steps if known["every"] is None else method.period
+        end = round(recipe.ramp_fraction * total) if ramps(method) else None
+        period = scaled_period(period, ramp_end=end or None, total_steps=total)
+        if method is SFP:  # it must have just pruned when it is evaluated at the end of an epoch
+            period = max(each for each in range(1, period + 1) if steps % each == 0)
+        facts["every"] = period
+    return {name: value for name, value in facts.items() if name in known or name == "every"}
+
+
+def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that the recipe sets; an option that the method does not have is an error."""
+    fields = {name: getattr(recipe, field) for field, name in _SHARED.items()}
+    given = {name: value for name, value in fields.items() if value not in (None, (), "auto")}
+    if method is Dense:  # the baseline of any recipe ignores other options
+        return {name: value for name, value in given.items() if name in known}
+    given |= dict(map(_parse, recipe.options))
+    for name, value in given.items():
+        if name not in known:
+            hint = did_you_mean(name, known, cutoff=0.5) or f" It takes {', '.join(known)}."
+            raise RecipeError(f"{recipe.method} has no option {name}, got {value!r}.{hint}")
+        if isinstance(known[name], bool) and not isinstance(value, bool):
+            raise RecipeError(f"{name} must be true or false, got {value!r}")
+    return given
+
+
+def _parse(option: str) -> tuple[str, Any]:
+    """Split `name=value`; the value is parsed as TOML, but a word needs no quotes.
+
+    >>> _parse("zeta=0.2"), _parse("criterion=rms")
+    (('zeta', 0.2), ('criterion', 'rms'))
+    """
+    name, equals, value = option.partition("=")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"] if equals and "\n" not in value else None
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip() if _WORD.fullmatch(value.strip()) else None
+    if parsed is None:
+        raise RecipeError(
+            f"options must have the form name=value with a number, true, false, a word, or as in TOML a "
+            f"quoted string or a list; got {option!r}"
+        )
+    return name.strip(), tuple(parsed) if isinstance(parsed, list) else parsed
+
+
+def _given_masks(recipe: Recipe, model: nn.Module) -> Masks:
+    """Return masks with the zeros of another model."""
+    if recipe.masks is None:
+        raise RecipeError("method fixed needs masks, a finished run or a model file whose zeros stay zero")
+    try:
+        other = load_model(recipe.masks)
+    except FileNotFoundError as error:
+        raise RecipeError(f"masks: {error}") from None
+    state: Mapping[str, Tensor] = other.state_dict() if isinstance(other, nn.Module) else other
+    names = _masked_names(recipe, model, state)
+    if missing := [name for name in names if name not in state]:
+        raise RecipeError(f"masks: {recipe.masks} has no weight {missing[0]}: is it from another network?")
+    return Masks({name: (state[name] != 0).to(torch.bool) for name in names})
+
+
+def _masked_names(recipe: Recipe, model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+    """Return the targets; by default also other weights of `state` with zeros."""
+    targets = find_targets(model, recipe.targets or None, include_last=bool(recipe.include_last))
+    names = {target.name for target in targets}
+    if recipe.targets or recipe.include_last is not None:
+        return [target.name for target in targets]
+    weights = {name for name, parameter in named_parameters(model).items() if parameter.ndim > 1 and name in state}
+    names |= {name for name in weights if bool((state[name] == 0).any())}
+    return [name for name in named_parameters(model) if name in names]

@@ -1,3 +1,0 @@
-"""The one place that knows the version."""
-
-__version__ = "0.1.0"

@@ -1,0 +1,218 @@
+"""The paper's claims as a checklist, each with its evidence and a verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from regrow.report.tables import percent
+from reproduce import comparisons as pairs
+from reproduce.comparisons import Pair, place
+from reproduce.experiments import Experiment
+from reproduce.figures import period_sparsity, settling
+from reproduce.lottery import compute_of_dpf, compute_of_search, tickets
+from reproduce.results import MACHINES, SIZE, Cell, ResultStore, Verdict, difference
+from reproduce.scales import Scale
+from reproduce.tables import explained
+from reproduce.theory.study import read_theorems
+from reproduce.views import NOT_RUN, View, accuracy, table
+
+RULE = f"""
+One method is ahead of another where every seed says so, and there are two at least; where seeds disagree they are
+level. A claim about several comparisons is reproduced where all of them say so. No method is called ahead
+
+* where a run marked † was on another machine than the run that it is compared with, unless by more than {MACHINES:g}
+  points: so far apart the same training has ended on two machines (digits, the largest of six). *Two machines* says
+  that all seeds agree, but not by so much;
+* where one of the two models has more than {100 * SIZE:g} % more parameters left than the other or, where filters are
+  pruned, more MACs: *other size*;
+* where a run marked ‡ has not the mask of the run that it is compared with, but that of the same training made another
+  time: *other mask*.
+""".strip()
+SHOWN, NOT_SHOWN, TOO_FEW, OPEN = "reproduced", "not reproduced at this scale", "one seed only", "not run"
+_SFP = (
+    "SFP follows the ramp, as in the paper's comparison. Trainings this short do not survive that: a filter that was "
+    "zeroed gets far too large a gradient behind batch norm, comes back larger than those that were kept, and the "
+    "next, larger zeroing takes good ones. The constant ratio of its authors is measured beside it."
+)
+_SCOPES = "Both keep the same number of weights; one threshold leaves more of the MACs."
+_FILTERS = (
+    "A share of the filters does not fix the size of a model: other filters go with `stabilise` than without, and "
+    "with them other shares of the weights and of the MACs. What `stabilise` brings at equal size was not measured."
+)
+_ORDER: tuple[Verdict, ...] = (
+    *("ahead", "level", "behind", "two machines", "other size", "other mask"),
+    *("one seed", "not run"),
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper and the evidence for it, as Markdown."""
+
+    title: str
+    verdict: str
+    evidence: str
+
+
+def _compared(title: str, compared: list[Pair], store: ResultStore, note: str = "") -> Claim:
+    """Return a claim that holds if the first of every pair is ahead."""
+    verdicts = [difference(store, pair.ours, pair.theirs).verdict for pair in compared]
+    evidence = table(pairs.HEAD, [pair.line(store) for pair in compared])
+    return Claim(title, _together(verdicts), f"{evidence}\n\n{note}".strip())
+
+
+def _together(verdicts: list[Verdict]) -> str:
+    """Return one verdict for all comparisons: reproduced only if every one is ahead."""
+    shown = verdicts.count("ahead")
+    if shown == len(verdicts):
+        return SHOWN
+    if set(verdicts) <= {"one seed", "not run"}:
+        return TOO_FEW if "one seed" in verdicts else OPEN
+    against = verdicts.count("behind") + verdicts.count("level")
+    if shown == 0 and against:
+        return NOT_SHOWN
+    counts = [f"{verdict} in {verdicts.count(verdict)}" for verdict in _ORDER if verdict in verdicts]
+    return f"{'in part' if shown else 'undecided'}: of {len(verdicts)} comparisons, {', '.join(counts)}"
+
+
+def _early(scale: Scale, store: ResultStore) -> Claim:
+    lines, latest = [], []
+    for sparsity in (0.8, 0.9, 0.95):
+        network, _ = place(scale, sparsity)
+        found = settling(store, scale.cell(network, "dpf", sparsity))
+        curve: list[float] = found["still_changing"]
+        shares = [
+            f"{100 * curve[round(part * (len(curve) - 1))]:.2g} %" if curve else NOT_RUN for part in (0.25, 0.5, 0.75)
+        ]
+        lines.append([percent(sparsity), *shares, str(found["seeds"])])
+        latest += [curve[round(0.75 * (len(curve) - 1))]] if curve else []
+    evidence = table(["pruned", "after 25 % of training", "after 50 %", "after 75 %", "seeds"], lines)
+    note = "Share of mask elements that change later. The paper: 5 % after 78 % of training, WideResNet-28-2 at 95 %."
+    verdict = OPEN if not latest else SHOWN if max(latest) <= 0.05 else NOT_SHOWN
+    return Claim("The mask settles early", verdict, f"{evidence}\n\n{note}")
+
+
+def _period(scale: Scale, store: ResultStore) -> Claim:
+    heat = period_sparsity(scale)
+    found = {key: store.summary(cell) for key, cell in heat.cells.items()}
+    known = {key: summary for key, summary in found.items() if summary is not None}
+    gaps = []
+    for row in heat.down:
+        mine = {column: summary for (each, column), summary in known.items() if each == row}
+        if "16" in mine and len(mine) > 2:
+            gaps.append(max(summary.mean for summary in mine.values()) - mine["16"].mean)
+    verdict = OPEN if not gaps else SHOWN if max(gaps) <= 0.5 else NOT_SHOWN
+    note = f"The best period is {max(gaps):.2f} points above p = 16." if gaps else "At least three periods are needed."
+    return Claim("A mask every 16 steps is near the best", verdict, f"{heat.text(store)}\n\n{note}")
+
+
+def _overhead(scale: Scale, store: ResultStore) -> Claim:
+    title = "The overhead is trivial"
+    path = store.file("core.json")
+    if path is None:
+        return Claim(title, OPEN, "`python -m benchmarks.core` measures it.")
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    steps = {row["measured"]: row for row in rows if "training step" in row["measured"]}
+    lines = [[name, f"{row['ms']:.1f} ms", f"{row['ratio']:.3f}"] for name, row in steps.items()]
+    ratios = [row["ratio"] for name, row in steps.items() if name.endswith("DPF")]
+    verdict = OPEN if not ratios else SHOWN if max(ratios) <= 1.02 else NOT_SHOWN
+    return Claim(title, verdict, table(["side by side", "time", "of plain training"], lines))
+
+
+def _bounds(scale: Scale, store: ResultStore) -> Claim:
+    records = read_theorems(store)
+    held = sum(record["measured"] <= record["bound"] for record in records)
+    verdict = OPEN if not records else SHOWN if held == len(records) else NOT_SHOWN
+    said = f"{held} of {len(records)} measurements are within their bound; see [the theorems](theory.md)."
+    return Claim(
+        "The bounds of both theorems hold", verdict, said if records else "`python -m reproduce theorems` checks it."
+    )
+
+
+def _tickets(scale: Scale, store: ResultStore) -> Claim:
+    title = "DPF takes a fraction of the compute of a lottery ticket"
+    searches = tickets(scale)
+    spent = compute_of_search(searches[0], store, len(searches[0].levels) - 1)
+    network, sparsity = searches[0].recipe.model, searches[0].sparsity
+    dpf = scale.cell(network, "dpf", sparsity)
+    mine = compute_of_dpf(store, dpf)
+    ticket = Cell(tuple(search.level(sparsity) for search in searches))
+    lines = [
+        ["DPF", accuracy(store, dpf), NOT_RUN if mine is None else f"{mine:.2f}"],
+        ["lottery ticket", accuracy(store, ticket), NOT_RUN if spent is None else f"{spent:.2f}"],
+    ]
+    if mine is None or spent is None:
+        verdict = OPEN
+    elif mine >= spent / 2:
+        verdict = NOT_SHOWN
+    else:
+        gap = difference(store, dpf, ticket).mean
+        verdict = f"in part: less compute, but {-gap:.1f} points behind" if gap < 0 else SHOWN
+    return Claim(title, verdict, table([percent(sparsity), "top-1", "compute, in dense trainings"], lines))
+
+
+def claims(scale: Scale, store: ResultStore) -> list[Claim]:
+    """Return the checklist."""
+    return [
+        _compared("DPF without fine-tuning is ahead at 90 %", pairs.ahead(scale), store),
+        _compared("Fine-tuning helps DPF at 95 %", pairs.helped(scale), store),
+        _compared("Fine-tuned DPF is ahead at 95 %", pairs.finetuned(scale), store),
+        _early(scale, store),
+        _compared("DPF's mask is no lottery ticket", pairs.retrainings(scale, store), store),
+        _tickets(scale, store),
+        _period(scale, store),
+        _compared("One threshold is ahead of one for each layer at high sparsity", pairs.scopes(scale), store, _SCOPES),
+        _compared(
+            "On whole filters DPF is ahead of SFP",
+            pairs.structured(scale),
+            store,
+            "" if scale.stand_in is None else _SFP,
+        ),
+        _overhead(scale, store),
+        _bounds(scale, store),
+        _compared("Beyond the paper: DPF is ahead of SET and RigL at 90 %", pairs.further(scale), store),
+        _compared("Beyond the paper: DPF with a mask at every step is ahead", pairs.every_step(scale), store),
+        _compared(
+            "Beyond the paper: DPF with masks at every step that settle is ahead",
+            pairs.settled_every_step(scale),
+            store,
+        ),
+        _compared("Beyond the paper: at 98 % DPF with all remedies is ahead", pairs.extreme(scale), store),
+        _compared("Beyond the paper: `settle` or `stabilise` is ahead", pairs.settled(scale), store),
+        _compared(
+            "Beyond the paper: on whole filters DPF with `stabilise` is ahead",
+            pairs.settled_filters(scale),
+            store,
+            _FILTERS,
+        ),
+    ]
+
+
+def _cells(scale: Scale, store: ResultStore) -> list[Cell]:
+    makers: tuple[Callable[[Scale], list[Pair]], ...] = (
+        *(pairs.ahead, pairs.further, pairs.helped, pairs.finetuned, pairs.scopes),
+        *(pairs.structured, pairs.every_step, pairs.settled_every_step, pairs.extreme),
+        *(pairs.settled, pairs.settled_filters),
+    )
+    compared = [pair for make in makers for pair in make(scale)] + pairs.retrainings(scale, store)
+    early = [scale.cell(place(scale, s)[0], "dpf", s) for s in (0.8, 0.9, 0.95)]
+    return [
+        *(cell for pair in compared for cell in (pair.ours, pair.theirs)),
+        *early,
+        *period_sparsity(scale).cells.values(),
+    ]
+
+
+def _view(scale: Scale, store: ResultStore) -> View:
+    found = claims(scale, store)
+    summary = table(["claim", "verdict"], [[claim.title, claim.verdict] for claim in found])
+    parts = [f"## {claim.title}\n\n**{claim.verdict}**\n\n{claim.evidence}" for claim in found]
+    rows: list[dict[str, Any]] = [{"claim": claim.title, "verdict": claim.verdict} for claim in found]
+    return View("claims", TITLE, "\n\n".join([summary, RULE, explained(scale), *parts]), rows)
+
+
+TITLE = "The paper's claims, and what was measured"
+EXPERIMENTS = (Experiment("claims", TITLE, _view, _cells, cost="shares its runs with the other items"),)

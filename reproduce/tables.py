@@ -1,0 +1,316 @@
+"""The paper's tables 1 to 6, and tables of more methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from regrow.report import published
+from regrow.report.tables import method_title, percent
+from regrow.text import quantity
+from reproduce.experiments import Experiment
+from reproduce.results import Cell, ResultStore
+from reproduce.scales import Place, Scale, published_recipe
+from reproduce.views import NOT_RUN, View, accuracy, as_row, number, table
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: a method with its settings."""
+
+    method: str
+    finetuned: bool = False
+    unit: Literal["weight", "filter"] = "weight"
+    fields: tuple[tuple[str, Any], ...] = ()
+    """More fields of its recipes."""
+    printed: bool = False
+    """Whether the paper's number of the method has these fields as well."""
+    name: str = ""
+    """Heading, if not the name of the method."""
+
+    @property
+    def title(self) -> str:
+        """The heading."""
+        return self.name or method_title(self.method) + (" + FT" if self.finetuned else "")
+
+    def cell(self, scale: Scale, place: Place) -> Cell:
+        """Return the runs behind the column's number at `place`."""
+        network, sparsity = place
+        fields = dict(self.fields)
+        if self.unit == "filter" and self.method not in ("sfp", "dense"):
+            fields["unit"] = "filter"
+        return scale.cell(network, self.method, sparsity, finetuned=self.finetuned, **fields)
+
+
+DENSE = Column("dense")
+
+
+@dataclass(frozen=True)
+class MethodComparison:
+    """A table of methods (columns) at networks and sparsities (places), and its runs."""
+
+    columns: tuple[Column, ...]
+    places: tuple[Place, ...]
+
+    def cells(self, scale: Scale) -> list[Cell]:
+        """Return all runs of the table."""
+        return [column.cell(scale, place) for place in self.places for column in self.columns]
+
+    def text(self, scale: Scale, store: ResultStore) -> str:
+        """Return the table, with our row above the paper's."""
+        lines = [line for place in self.places for line in self._lines(scale, store, place)]
+        head = ["network", "pruned", "from", *(column.title for column in self.columns)]
+        return f"{table(head, lines)}\n\n{explained(scale)}\n\n{learning_rates(scale, self)}"
+
+    def rows(self, scale: Scale, store: ResultStore) -> list[dict[str, Any]]:
+        """Return the numbers of the table, one for each place and column."""
+        found = []
+        for place in self.places:
+            for column in self.columns:
+                cell = column.cell(scale, place)
+                printed = in_print(scale.beside(place[0]), column, place[1])
+                found.append(
+                    {
+                        "network": place[0],
+                        "sparsity": place[1],
+                        "method": column.title,
+                        "scale": scale.name,
+                        "lr": cell.recipes[0].lr,
+                        **as_row(store.summary(cell), store.diverged(cell)),
+                        "parameters_left": store.share(cell, "nonzeros", "parameters"),
+                        "paper_network": scale.beside(place[0]),
+                        "paper_mean": printed and printed[0],
+                        "paper_std": printed and printed[1],
+                    }
+                )
+        return found
+
+    def _lines(self, scale: Scale, store: ResultStore, place: Place) -> list[list[str]]:
+        network, sparsity = place
+        ours = [accuracy(store, column.cell(scale, place)) for column in self.columns]
+        beside = scale.beside(network)
+        theirs = [_printed(beside, column, sparsity) for column in self.columns]
+        lines = [[network, percent(sparsity), "ours", *ours]]
+        return lines if all(cell == "–" for cell in theirs) else [*lines, [beside, percent(sparsity), "paper", *theirs]]
+
+
+def in_print(network: str, column: Column, sparsity: float) -> tuple[float | None, float | None] | None:
+    """Return the paper's mean and standard deviation; (None, None) if it did not converge, None if not reported."""
+    rows = [row for name in published.TABLES for row in published.table(name) if row.network == network]
+    rows = [row for row in rows if row.source == "paper" and row.unit == column.unit]
+    if column.method == "dense":
+        means = [row for row in rows if row.dense_mean is not None]
+        return (means[0].dense_mean, means[0].dense_std) if means else None
+    if column.fields and not column.printed:
+        return None
+    wanted = (method_title(column.method), sparsity, column.finetuned)
+    for row in rows:
+        if (row.method, row.sparsity, row.fine_tuned) == wanted and (row.mean is not None or row.outcome == "diverged"):
+            return row.mean, row.std
+    return None
+
+
+def explained(scale: Scale, paper: str = "") -> str:
+    """Return a note on how our numbers and the paper's were measured."""
+    ours = "Ours: " + scale.about
+    rest = "final epoch at the reached sparsity, mean ± standard deviation, the number of seeds in brackets"
+    if scale.stand_in is None:
+        return f"{ours}; {rest}. Paper: {paper or 'three seeds'}."
+    theirs = paper or f"ResNet-20, {published_recipe('resnet20').epochs} epochs (fine-tuning: 60 more), three seeds"
+    return (
+        f"{ours}; {rest}. Paper: {theirs}. These are different experiments: the order of the methods can be compared, "
+        "the numbers cannot."
+    )
+
+
+def learning_rates(scale: Scale, comparison: MethodComparison) -> str:
+    """Return a note on the learning rates and how they were chosen."""
+    found: dict[str, list[str]] = {}
+    for column in comparison.columns:
+        for network in dict.fromkeys(network for network, _ in comparison.places):
+            lr = scale.recipe(network, column.method).lr
+            how = "" if scale.tuned(network, column.method) else " (not tuned)"
+            found.setdefault(f"{lr:g}{how}", []).append(method_title(column.method))
+    said = [f"{rate} for {', '.join(dict.fromkeys(methods))}" for rate, methods in found.items()]
+    return f"Learning rates: {'; '.join(said)}."
+
+
+def places_of(names: Iterable[str], *, networks: Sequence[str] | None = None) -> list[Place]:
+    """Return the networks and sparsities of published tables, in the paper's order."""
+    rows = [row for name in names for row in published.table(name)]
+    return [(row.network, row.sparsity) for row in rows if networks is None or row.network in networks]
+
+
+def _printed(network: str, column: Column, sparsity: float) -> str:
+    found = in_print(network, column, sparsity)
+    if found is None:
+        return "–"
+    mean, std = found
+    if mean is None:
+        return "did not converge"
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+
+
+REWIRING = (DENSE, Column("snip"), Column("sparse-momentum"), Column("dsr"), Column("dpf"))
+SIMPLE = (
+    DENSE,
+    Column("oneshot", finetuned=True),
+    Column("incremental"),
+    Column("incremental", finetuned=True),
+    Column("dpf"),
+    Column("dpf", finetuned=True),
+)
+STRUCTURED = (Column("dense", unit="filter"), Column("sfp", unit="filter"), Column("dpf", unit="filter"))
+EVERY_METHOD = (
+    *(DENSE, Column("static"), Column("snip"), Column("set"), Column("dsr"), Column("sparse-momentum")),
+    *(Column("rigl"), Column("granet"), Column("acdc")),
+    *SIMPLE[1:],
+    Column("dpf", fields=(("options", ("settle=0.1",)),), name="DPF, settle=0.1"),
+)
+STEADY = (
+    Column("incremental"),
+    Column("dpf"),
+    Column("dpf", fields=(("options", ("settle=0.1",)),), name="DPF, settle=0.1"),
+    Column("dpf", fields=(("options", ("stabilise=true",)),), name="DPF, stabilise"),
+    Column("dpf", finetuned=True),
+)
+STEADY_FILTERS = (
+    *STRUCTURED,
+    Column("dpf", unit="filter", fields=(("options", ("stabilise=true",)),), name="DPF, stabilise"),
+    Column("sfp", unit="filter", fields=(("ramp_end", 0.0),), name="SFP, constant ratio"),
+)
+SPARSITIES = (0.8, 0.9, 0.95)
+RATIOS = (0.2, 0.4)
+
+
+def _compared(
+    name: str,
+    title: str,
+    columns: tuple[Column, ...],
+    of: Iterable[str],
+    instead: tuple[float, ...],
+    networks: tuple[str, ...] | None = None,
+) -> Experiment:
+    """Return a table of methods at the places of published tables; at a small scale, at the sparsities `instead`."""
+
+    def comparison(scale: Scale) -> MethodComparison:
+        return MethodComparison(columns, tuple(scale.places(places_of(of, networks=networks), instead)))
+
+    return Experiment(
+        name=name,
+        title=title,
+        cells=lambda scale, store: comparison(scale).cells(scale),
+        view=lambda scale, store: View(
+            name, title, comparison(scale).text(scale, store), comparison(scale).rows(scale, store)
+        ),
+    )
+
+
+def _macs_cells(scale: Scale, store: ResultStore) -> list[Cell]:
+    return [cell for cells in _macs_grid(scale).values() for cell in cells.values()]
+
+
+def _macs_grid(scale: Scale) -> dict[float, dict[str, Cell]]:
+    places = scale.places(places_of(["macs"]), SPARSITIES)
+    return {
+        sparsity: {
+            "global": scale.cell(network, "dpf", sparsity),
+            "layer": scale.cell(network, "dpf", sparsity, scope="layer"),
+        }
+        for network, sparsity in places
+    }
+
+
+def _macs_view(scale: Scale, store: ResultStore) -> View:
+    grid = _macs_grid(scale)
+    printed = {(row.sparsity, row.scope): row.macs for row in published.table("macs")}
+    rows: list[dict[str, Any]] = []
+    lines = []
+    for sparsity, cells in grid.items():
+        for scope, cell in cells.items():
+            found, paper = store.summary(cell, "macs_kept"), printed.get((sparsity, scope))  # type: ignore[arg-type]
+            rows.append({"sparsity": sparsity, "scope": scope, **as_row(found), "paper": paper, "scale": scale.name})
+            lines.append([percent(sparsity), scope, _millions(None if found is None else found.mean), _millions(paper)])
+    text = table(["pruned", "threshold", "ours", "paper, ResNet-20"], lines)
+    note = (
+        "Multiply-accumulates per image in the paper's convention: convolutions, batch norm, ReLU and the last layer."
+    )
+    return View("table5", TITLES["table5"], f"{text}\n\n{note} {explained(scale)}", rows)
+
+
+def _millions(count: float | None) -> str:
+    return NOT_RUN if count is None else f"{count / 1e6:.2f} M"
+
+
+def _imagenet(scale: Scale) -> MethodComparison:
+    columns = (
+        DENSE,
+        Column("incremental"),
+        # The paper's 7.06 M and 4.59 M parameters fit a dense last layer; a sparse one leaves 5.15 M and 2.60 M.
+        Column("sparse-momentum", fields=(("include_last", False),), printed=True),
+        Column("dpf"),
+        Column("dpf", fields=(("include_last", True),), name="DPF, last layer too"),
+    )
+    return MethodComparison(columns, tuple(scale.places([("resnet50", 0.8), ("resnet50", 0.9)], (0.8, 0.9))))
+
+
+def _imagenet_view(scale: Scale, store: ResultStore) -> View:
+    comparison = _imagenet(scale)
+    lines, rows = [], []
+    for place in comparison.places:
+        for column in comparison.columns:
+            cell = column.cell(scale, place)
+            numbers = {name: store.summary(cell, name) for name in ("top1", "top5", "reached_ratio", "nonzeros")}
+            paper = in_print("resnet50", column, place[1])
+            left = numbers["nonzeros"]
+            lines.append(
+                [
+                    percent(place[1]),
+                    column.title,
+                    accuracy(store, cell),
+                    "–" if numbers["top5"] is None else number(numbers["top5"]),
+                    "–" if paper is None or paper[0] is None else f"{paper[0]:.2f}",
+                    NOT_RUN if left is None else quantity(left.mean),
+                ]
+            )
+            rows.append(
+                {
+                    "sparsity": place[1],
+                    "method": column.title,
+                    "scale": scale.name,
+                    **as_row(numbers["top1"], store.diverged(cell)),
+                }
+                | {name: found and found.mean for name, found in numbers.items() if name != "top1"}
+                | {"paper_top1": paper and paper[0]}
+            )
+    head = ["pruned", "method", "top-1", "top-5", "paper, ResNet-50 on ImageNet", "parameters left"]
+    note = explained(scale, "ResNet-50 on ImageNet, 90 epochs; its numbers for DSR and one for Incremental are others'")
+    return View("table3", TITLES["table3"], f"{table(head, lines)}\n\n{note}", rows)
+
+
+TITLES = {
+    "table1": "Table 1: unstructured, against methods that move their masks",
+    "table2": "Table 2: unstructured, against simple methods, with and without fine-tuning",
+    "table3": "Table 3: ResNet-50 on ImageNet, unstructured",
+    "table4": "Table 4: unstructured, at all sparsities",
+    "table5": "Table 5: multiplications left by one threshold and by one for each layer",
+    "table6": "Table 6: whole filters, against SFP",
+    "methods": "Beyond the paper: every method on one network",
+    "steady": "Beyond the paper: letting the mask settle, bounding the gradient of dead filters",
+    "steady-filters": "Beyond the paper: whole filters, with the gradient of dead ones bounded; SFP without a ramp",
+}
+
+EXPERIMENTS = (
+    _compared("table1", TITLES["table1"], REWIRING, ["cifar10-unstructured"], SPARSITIES[1:]),
+    _compared("table2", TITLES["table2"], SIMPLE, ["cifar10-finetuned"], SPARSITIES),
+    Experiment("table3", TITLES["table3"], _imagenet_view, lambda scale, store: _imagenet(scale).cells(scale)),
+    _compared("table4", TITLES["table4"], REWIRING, ["cifar10-unstructured-complete"], SPARSITIES),
+    Experiment("table5", TITLES["table5"], _macs_view, _macs_cells),
+    _compared("table6", TITLES["table6"], STRUCTURED, ["cifar10-structured"], RATIOS),
+    _compared("methods", TITLES["methods"], EVERY_METHOD, ["cifar10-finetuned"], SPARSITIES, ("resnet20",)),
+    _compared("steady", TITLES["steady"], STEADY, ["cifar10-finetuned"], (0.9, 0.95, 0.98), ("resnet20",)),
+    _compared(
+        "steady-filters", TITLES["steady-filters"], STEADY_FILTERS, ["cifar10-structured"], RATIOS, ("resnet20",)
+    ),
+)

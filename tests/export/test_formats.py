@@ -1,0 +1,49 @@
+"""The command line and the package derive the export formats from one table."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pkgutil import resolve_name
+
+import pytest
+
+from regrow import export
+from regrow.export.formats import FORMATS
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_options_of_a_format_are_those_of_its_function(name: str) -> None:
+    form = FORMATS[name]
+    parameters = inspect.signature(resolve_name(form.writer)).parameters
+    assert ("example_input" in parameters) == form.needs_example
+    for option, described in form.options.items():
+        assert parameters[option].kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameters[option].default == described.default
+
+
+@pytest.mark.parametrize("name", ["onnx", "program", "c"])
+def test_the_function_of_a_format_is_an_attribute_of_the_package(name: str) -> None:
+    assert getattr(export, name) is resolve_name(FORMATS[name].writer)
+
+
+def test_an_unknown_format_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"'regrow.export' has no attribute 'packed'"):
+        _ = export.packed
+
+
+def test_formats_are_listed_without_torch() -> None:
+    code = "import sys, regrow.export; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_help_of_the_command_lists_formats_suffixes_and_options() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "regrow", "export", "--help"], capture_output=True, text=True, check=True
+    )
+    shown = " ".join(done.stdout.split())
+    for name, form in FORMATS.items():
+        assert f"{name}:" in shown
+        assert form.suffix in shown
+        assert all(f"--{option}" in shown for option in form.options)

@@ -1,0 +1,142 @@
+"""The page of claims says what the results say, and a verdict needs seeds that agree."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import claims as page
+from benchmarks import tuning
+from regrow.runs.find import Run
+from regrow.runs.recipe import Recipe
+from reproduce.claims import claims
+from reproduce.experiments import find_experiment
+from reproduce.results import MACHINES, Cell, Difference, Gap, ResultStore, difference
+from reproduce.scales import find_scale, known_rates
+
+
+def test_the_page_is_up_to_date_with_the_results():
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run: python -m benchmarks.claims"
+
+
+def test_the_page_names_the_data_and_shows_no_folder_of_a_machine():
+    text = page.page()
+
+    assert "CIFAR-10," not in text
+    assert "CIFAR-10 (JPEG q75)" in text
+    assert "/work" not in text
+
+
+@pytest.mark.parametrize(
+    ("by_seed", "verdict"),
+    [
+        ((), "not run"),
+        ((3.0,), "one seed"),
+        ((0.1, 0.2), "ahead"),
+        ((-0.1, -0.2, -0.3), "behind"),
+        ((0.5, -0.1, 0.9), "level"),
+        ((0.5, 0.0), "level"),
+    ],
+)
+def test_a_method_is_ahead_only_where_every_one_of_several_seeds_says_so(by_seed, verdict):
+    assert Difference(tuple(map(Gap, by_seed))).verdict == verdict
+
+
+def test_a_gap_between_two_machines_decides_only_beyond_what_the_machines_make_of_it():
+    near, far = Gap(MACHINES, machines=True), Gap(MACHINES + 0.1, machines=True)
+
+    assert Difference((far, far)).verdict == "ahead"
+    assert Difference((far, near)).verdict == "two machines"
+    assert Difference((Gap(0.1), far)).verdict == "ahead"
+    assert Difference((near, Gap(-0.1))).verdict == "level"
+    assert str(Difference((Gap(0.5), near))) == "+0.85 (+0.50, +1.20†)"
+
+
+def test_what_two_machines_make_of_a_training_is_what_the_results_say():
+    rows = [json.loads(line) for line in (page.RESULTS / "machines" / "digits.jsonl").read_text().splitlines()]
+    same: dict[str, dict[str, float]] = {}
+    for row in rows:
+        training = {name: value for name, value in row["recipe"].items() if not name.startswith("finetune")}
+        by_machine = same.setdefault(json.dumps(training), {})
+        by_machine[row["environment"]["cpu"]] = row["top1_before_finetuning"]
+    apart = [max(found.values()) - min(found.values()) for found in same.values() if len(found) > 1]
+
+    assert len(apart) == 6
+    assert max(apart) == pytest.approx(MACHINES)
+
+
+def test_models_of_other_sizes_and_other_masks_are_not_called_ahead():
+    assert Difference((Gap(30.0, sizes=True), Gap(40.0, sizes=True))).verdict == "other size"
+    assert Difference((Gap(30.0, masks=True),)).verdict == "other mask"
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "ahead"),
+        ({"parameters left": 0.9}, "other size"),
+        ({"MACs left": 0.9}, "other size"),
+        ({"cpu": "another"}, "two machines"),
+    ],
+)
+def test_the_runs_behind_a_comparison_say_whether_it_is_one(changes, verdict):
+    ours = [_filters(seed, "dpf", 71.0, **changes) for seed in (0, 1)]
+    theirs = [_filters(seed, "sfp", 70.0) for seed in (0, 1)]
+    cells = [Cell(tuple(run.recipe for run in runs)) for runs in (ours, theirs)]
+
+    assert difference(ResultStore([*ours, *theirs]), *cells).verdict == verdict
+
+
+def test_weights_are_compared_at_equal_parameters_whatever_the_macs():
+    ours = [_pruned(seed, "dpf", 71.0, **{"MACs left": 0.9}) for seed in (0, 1)]
+    theirs = [_pruned(seed, "snip", 70.0) for seed in (0, 1)]
+    cells = [Cell(tuple(run.recipe for run in runs)) for runs in (ours, theirs)]
+
+    assert difference(ResultStore([*ours, *theirs]), *cells).verdict == "ahead"
+
+
+def _filters(seed: int, method: str, top1: float, **changes: Any) -> Run:
+    return _pruned(seed, method, top1, unit="filter" if method == "dpf" else None, **changes)
+
+
+def _pruned(seed: int, method: str, top1: float, unit: str | None = None, **changes: Any) -> Run:
+    """A run of which nothing but the result is known; half of the network is left, unless `changes` say otherwise."""
+    left = {"parameters left": 0.5, "MACs left": 0.5, "cpu": "one", **changes}
+    result = {
+        **{"top1": top1, "parameters": 1000, "nonzeros": int(1000 * left["parameters left"])},
+        **{"macs": 1000, "macs_kept": int(1000 * left["MACs left"]), "environment": {"cpu": left["cpu"]}},
+    }
+    recipe = Recipe(method=method, sparsity=0.5, unit=unit, seed=seed)
+    return Run(Path(recipe.name()), recipe, result)
+
+
+def test_filters_are_compared_with_the_sizes_beside_the_accuracies():
+    found = {claim.title: claim for claim in claims(find_scale("jpeg"), ResultStore.read([page.RESULTS]))}
+    filters = found["Beyond the paper: on whole filters DPF with `stabilise` is ahead"]
+
+    assert "97.4 %, 98.2 %" in filters.evidence
+    assert filters.verdict == "undecided: of 6 comparisons, other size in 6"
+
+
+def test_a_mask_that_another_run_found_is_not_compared_with_this_one():
+    store, scale = ResultStore.read([page.RESULTS]), find_scale("jpeg")
+    (claim,) = (each for each in claims(scale, store) if each.title == "DPF's mask is no lottery ticket")
+
+    assert claim.evidence.count("other mask") == 2
+    assert "71.59 (1) ‡" in find_experiment("lottery").view(scale, store).text
+
+
+def test_without_results_no_claim_is_called_reproduced():
+    assert {claim.verdict for claim in claims(find_scale("jpeg"), ResultStore())} == {"not run"}
+
+
+@pytest.mark.skipif(not tuning.CHOICES.exists(), reason="nothing was tuned")
+def test_learning_rates_are_what_the_tuning_runs_choose():
+    chosen = tuning.choices()
+
+    assert json.loads(tuning.CHOICES.read_text()) == json.loads(json.dumps(tuning.choice_rows(chosen)))
+    assert tuning.rate_lines(chosen) == tuning.RATES.read_text()
+    for scale, choice in chosen:
+        assert known_rates(scale)[choice.network, choice.method].lr == choice.rate.lr
+        assert choice.tried[choice.rate.lr] == max(top1 for top1 in choice.tried.values() if top1 is not None)

@@ -1,0 +1,169 @@
+"""Recipes are read, checked, written and told apart."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regrow import models
+from regrow.cli import demo
+from regrow.data import names as data_names
+from regrow.methods.registry import find_method, imported_methods
+from regrow.runs.recipe import Recipe, RecipeError, describe_recipe, load_recipe, recipe_names
+from regrow.train.build import LearningRate, make_model, make_optimizer, training_rate
+
+
+@given(
+    lr=st.floats(1e-6, 10),
+    drops=st.lists(st.floats(0, 1), max_size=4).map(lambda shares: tuple(sorted(shares))),
+    targets=st.lists(st.text(), max_size=3).map(tuple),
+    every=st.none() | st.integers(1, 1000),
+    bf16=st.booleans(),
+)
+def test_a_recipe_written_as_toml_is_read_back_as_it_was(tmp_path_factory, **fields):
+    recipe = Recipe(**fields)
+    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
+    path.write_text(recipe.to_toml(), encoding="utf-8")
+    assert Recipe.read(path) == recipe
+    assert Recipe.read(path).key() == recipe.key()
+
+
+@pytest.mark.parametrize(
+    ("spelt", "written"),
+    [
+        ("one-shot", "oneshot"),
+        ("OneShot", "oneshot"),
+        ("SparseMomentum", "sparse-momentum"),
+        ("sparse_momentum", "sparse-momentum"),
+        ("DPF", "dpf"),
+        ("MyOwn", "MyOwn"),
+    ],
+)
+def test_all_spellings_of_a_method_give_the_same_recipe(spelt, written):
+    for recipe in (Recipe(method=spelt), Recipe.of({"method": spelt}), Recipe().changed(method=spelt)):
+        assert recipe.method == written
+        assert (recipe.key(), recipe.name()) == (Recipe(method=written).key(), Recipe(method=written).name())
+
+
+def test_every_method_of_the_package_has_one_spelling_and_recorded_results_keep_their_keys():
+    ours = {cls.__name__ for cls in imported_methods() if cls.__module__.startswith("regrow.")}
+    spellings = {Recipe(method=name).method for name in ours}
+    assert all(name.islower() for name in spellings)
+    assert {find_method(name).__name__ for name in spellings} == ours
+    results = Path(__file__).parents[2] / "results"
+    rows = [json.loads(line) for path in results.rglob("*.jsonl") for line in path.read_text().splitlines()]
+    recorded = [row for row in rows if "key" in row and "recipe" in row]
+    assert len({row["recipe"]["method"] for row in recorded}) > 10
+    assert all(Recipe.of(row["recipe"]).key() == row["key"] for row in recorded)
+
+
+def test_the_key_distinguishes_runs_but_ignores_device_and_threads():
+    recipe = Recipe()
+    assert recipe.changed(threads=3, device="cuda").key() == recipe.key()
+    for field, value in {"lr": 0.3, "seed": 1, "drops": (0.5,), "every": 8, "bf16": True}.items():
+        assert recipe.changed(**{field: value}).key() != recipe.key()
+
+
+def test_options_that_were_added_later_count_only_when_they_are_set():
+    recipe = Recipe()
+    fields = {name: value for name, value in vars(recipe).items() if name not in ("norm_decay", "label_smoothing")}
+    assert Recipe.of(fields).key() == recipe.key()
+    assert len({recipe.changed(label_smoothing=share).key() for share in (0.0, 0.1, 0.2)}) == 3
+    assert recipe.changed(norm_decay=False).key() != recipe.key()
+
+
+def test_weight_decay_spares_batch_norm_if_asked_to():
+    for kind in ("sgd", "adam"):
+        recipe = Recipe(weight_decay=0.01, norm_decay=False)
+        model = make_model(recipe)
+        spared = {
+            id(parameter)
+            for group in make_optimizer(recipe, model, kind=kind, lr=0.1).param_groups
+            for parameter in group["params"]
+            if group["weight_decay"] == 0
+        }
+        norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+        assert norms
+        assert spared == {id(parameter) for module in norms for parameter in module.parameters()}
+        [everything] = make_optimizer(recipe.changed(norm_decay=True), model, kind=kind, lr=0.1).param_groups
+        assert (everything["weight_decay"], len(everything["params"])) == (0.01, len(list(model.parameters())))
+
+
+def test_steps_too_short_to_share_have_one_thread_and_the_runs_are_the_same():
+    assert load_recipe("digits").threads == 1
+    assert load_recipe("digits").key() == Recipe(data="digits", model="small", epochs=30, batch=64, lr=0.1).key()
+    assert {recipe.threads for recipe in demo.RECIPES.values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"label_smoothing": 1.0}, "label_smoothing must be in .* got 1"),
+        ({"sparsity": 90}, "Did you mean 0.9"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"seed": 2**63}, r"seed must be below 2\*\*63, got 9223372036854775808"),
+        ({"lr": "fast"}, "lr must be a finite number, got 'fast'"),
+        ({"lr": float("nan")}, "lr must be a finite number, got nan"),
+        (
+            {"scope": "globl"},
+            "scope must be one of global, layer, er, erk, redistributed, got 'globl'. Did you mean 'global'",
+        ),
+        ({"wieght_decay": 0.1}, "Did you mean 'weight_decay'"),
+        ({"drops": [0.75, 0.5]}, "ascending"),
+        ({"drops": [150, 225]}, "a fraction in \\[0, 1\\], got 150"),
+        ({"bf16": 1}, "bf16 must be true or false, got 1"),
+        ({"targets": "conv1"}, "targets must be a list, each item a text"),
+    ],
+)
+def test_a_wrong_field_is_named_with_what_would_be_right(fields, message):
+    with pytest.raises(RecipeError, match=message):
+        Recipe.of(fields)
+
+
+def test_an_error_in_a_file_names_the_file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("lr = 0.1\nepoch = 3\n")
+    with pytest.raises(RecipeError, match=r"mine\.toml has no field 'epoch'. Did you mean 'epochs'"):
+        Recipe.read(path)
+    path.write_text("lr = \n")
+    with pytest.raises(RecipeError, match=r"mine\.toml is not a TOML file"):
+        Recipe.read(path)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_of_the_package_names_a_network_and_data_that_exist(name):
+    recipe = load_recipe(name)
+    assert describe_recipe(name)
+    assert recipe.data in (*data_names(), "imagenet")
+    options = {name: value for name in ("width", "stem_stride") if (value := getattr(recipe, name)) is not None}
+    assert models.build(recipe.model, **options).architecture.name == recipe.model
+
+
+def test_the_papers_ramp_ends_at_the_second_drop():
+    for name, epoch in {"cifar-resnet20": 225, "cifar-wrn28-2": 120, "imagenet-resnet50": 60}.items():
+        recipe = load_recipe(name)
+        assert recipe.ramp_fraction * recipe.epochs == pytest.approx(epoch)
+
+
+def test_the_papers_imagenet_rate_rises_from_a_tenth_and_drops_at_epochs_30_60_80():
+    recipe, steps = load_recipe("imagenet-resnet50"), 1252
+    rate = training_rate(recipe, recipe.epochs * steps)
+    assert rate(0) == pytest.approx(0.1, rel=1e-3)
+    assert rate(5 * steps) == rate(30 * steps - 1) == pytest.approx(0.4)
+    assert [rate(epoch * steps) for epoch in (30, 60, 80)] == pytest.approx([0.04, 0.004, 0.0004])
+    assert [rate(epoch * steps - 1) for epoch in (60, 80)] == pytest.approx([0.04, 0.004])
+
+
+@given(warmup=st.integers(0, 50), start=st.floats(0, 1), t=st.integers(0, 200))
+def test_the_rate_never_exceeds_its_peak_and_is_never_zero(warmup, start, t):
+    rate = LearningRate(peak=0.2, drops=(100, 150), factor=0.1, warmup=warmup, warmup_from=start)
+    assert 0 < rate(t) <= 0.2 * (1 + 1e-12)
+
+
+def test_changing_nothing_gives_an_equal_recipe():
+    recipe = load_recipe("cifar-small")
+    assert recipe.changed() == recipe == Recipe.of(dataclasses.asdict(recipe))
