@@ -24,7 +24,9 @@ _TO_HELP = (
     f"{'; '.join(f'{name}: {format.help}' for name, format in FORMATS.items())}. None: packed, or program for a shrunk "
     "network, whose layers no longer have their standard sizes."
 )
-_OUT_HELP = f"The file or folder. None: model with the suffix of the format ({', '.join(f.suffix for f in FORMATS.values())})."
+_OUT_HELP = (
+    f"The file or folder. None: model with the suffix of the format ({', '.join(f.suffix for f in FORMATS.values())})."
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

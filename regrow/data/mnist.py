@@ -50,8 +50,8 @@ MNIST = Dataset(
         pad=2,  # digits are centered: a shift by two pixels stands for a less careful hand
         flip=False,
         source=(
-            "Put the four idx files of MNIST (train-images-idx3-ubyte.gz and so on), or a part of it in the same files, "
-            "into the folder mnist/ of the directory that REGROW_DATA names"
+            "Put the four idx files of MNIST (train-images-idx3-ubyte.gz, ...), or a part of it in such files, into "
+            " the folder mnist/ of the directory that REGROW_DATA names"
         ),
     ),
     load,

@@ -67,8 +67,8 @@ def c(
 
     The file defines `void NAME_run(const float *x, float *y)` for one image; NAME is the name of the file. It needs a
     C99 compiler with vector extensions (gcc or clang, for any processor), and of the C library at most `memcpy`, so it
-    also compiles with `-ffreestanding`. Compile it with `-O2 -ffp-contract=fast`. The program `NAME_main.c` runs the first image of `example_input` and compares the result
-    with the output of torch.
+    also compiles with `-ffreestanding`. Compile it with `-O2 -ffp-contract=fast`. The program `NAME_main.c` runs the
+    first image of `example_input` and compares the result with the output of torch.
 
     `weights` "fp16" and "int8" (one scale per output channel) take less flash. `lanes` is the number of floats in the
     device's vector registers: 4 for NEON and SSE, 8 for AVX2, 16 for AVX-512.

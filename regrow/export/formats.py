@@ -23,10 +23,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Format:
-    """A file format, or a folder of files if `is_folder`: its suffix, the function that writes it ("module:name"), and one phrase for the help text.
+    """A file format: its suffix, the function that writes it ("module:name"), and one phrase for the help text.
 
     The function is called as `writer(model, example_input, path, **options)`, without `example_input` if the format
-    does not need one. If it returns something, `regrow export` prints that.
+    does not need one. If it returns something, `regrow export` prints that. With `is_folder`, the path is a folder.
     """
 
     suffix: str

@@ -55,7 +55,7 @@ class WasmExport:
         checked = f"checked in {self.checked}" if self.checked else "not run: neither Node.js nor wasmtime is installed"
         return "\n".join(
             [
-                f"{self.module}, {self.script.name}, {self.types.name} and {self.page.name}; open {self.page} to try it",
+                f"{self.module}, {self.script.name}, {self.types.name} and {self.page.name}, a page to try it",
                 f"file    {self.size:>11,} bytes",
                 f"memory  {self.memory:>11,} bytes, which never grow",
                 f"error   {self.error:>11.1e} of the largest output on the example ({checked})",

@@ -19,8 +19,8 @@ from regrow.engine.plan.weights import Format
 from regrow.export import wasm_module, wasm_template
 from regrow.export.wasm_module import WasmExport, info_of, wasm
 from regrow.models import build
-from tests.export.test_c import everything
 from tests.engine.networks import sparsify
+from tests.export.test_c import everything
 
 NEEDS_NODE = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
 NEEDS_ZIG = pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="needs the package ziglang")
