@@ -117,7 +117,7 @@ def test_a_missing_run_is_named(tmp_path):
     assert "nothing" in done.stderr
 
 
-@pytest.mark.parametrize("to", ["packed", "onnx", "program", "c", "wasm"])
+@pytest.mark.parametrize("to", ["packed", "onnx", "program", "c"])
 def test_a_file_that_cannot_be_written_is_named_in_one_line(run, tmp_path, capsys, to):
     ending = {"packed": "regrow", "onnx": "onnx", "program": "pt2", "c": "c"}[to]
     (tmp_path / "file").touch()
