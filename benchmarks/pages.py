@@ -126,7 +126,7 @@ def browser() -> str:
             "sparsity": f"{100 * row['sparsity']:g} %",
             "onnxruntime-web, ms": cell(row["onnxruntime-web, dense, ms"]),
             "regrow, ms": cell(row["regrow ms"]),
-            "": f"{row['times faster']:.1f} x",
+            "times faster": f"{row['times faster']:.1f}",
             **{
                 f"{size['weights']}, KB (brotli)": f"{size['KB']:.0f} ({size['brotli KB']:.0f})"
                 for size in parts["size"]
