@@ -38,7 +38,7 @@ MARKS = "<!-- measured: python -m benchmarks.pages -->\n", "<!-- /measured -->"
 
 
 def write_pages(folder: Path) -> None:
-    """Write `trainings.md` with its figures and `benchmarks.md`, `measured.md`, `engine.md`, `browser.md` to `folder`."""
+    """Write the generated pages into `folder`: trainings and figures, benchmarks, measured, engine, browser."""
     folder.mkdir(parents=True, exist_ok=True)
     tasks = _tasks()
     drawn = write_figures(filter(None, map(_figure, tasks)), folder, ("svg",))
