@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from regrow.core.pruner import BasePruner
+from regrow.core.pruner import Pruner
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -15,7 +15,7 @@ except ImportError as error:
     raise ImportError('regrow.hf needs transformers and accelerate: pip install "regrow[hosts]"') from error
 
 
-def watch(trainer: Trainer, pruner: BasePruner) -> None:
+def watch(trainer: Trainer, pruner: Pruner) -> None:
     """Log sparsity and δ with all else that `trainer` logs, and keep the pruner in the checkpoints that it makes.
 
     >>> pruner = regrow.DPF(trainer.model, trainer.create_optimizer(), sparsity=0.9)
@@ -28,7 +28,7 @@ def watch(trainer: Trainer, pruner: BasePruner) -> None:
 class PrunerCallback(TrainerCallback):
     """What `watch` gives to the Trainer."""
 
-    def __init__(self, pruner: BasePruner) -> None:
+    def __init__(self, pruner: Pruner) -> None:
         self.pruner = pruner
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regrow.core.pruner import BasePruner
+from regrow.core.pruner import Pruner
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -47,9 +47,9 @@ class PrunerCallback(Callback):
             raise ValueError("this checkpoint has no pruner: it was saved without PrunerCallback in callbacks=[...]")
         self._checkpoint = checkpoint
 
-    def _pruner(self, module: LightningModule) -> BasePruner:
+    def _pruner(self, module: LightningModule) -> Pruner:
         pruner = getattr(module, self.attribute, None)
-        if not isinstance(pruner, BasePruner):
+        if not isinstance(pruner, Pruner):
             raise AttributeError(
                 f"{type(module).__name__}.{self.attribute} must be a pruner, it is {pruner!r}: in configure_optimizers "
                 f"write self.{self.attribute} = regrow.DPF(self, optimizer, ...)"

@@ -129,7 +129,7 @@ def commit() -> str | None:
 
 
 def cpu_name() -> str:
-    """Return the processor's name as the system knows it, with family and model, since clouds hide the exact name."""
+    """Return the processor's name as the operating system reports it, with family and model where they are known."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         lines = cpuinfo.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()

@@ -39,8 +39,8 @@ _SFP = (
 )
 _SCOPES = "Both keep the same number of weights; one threshold leaves more of the MACs."
 _FILTERS = (
-    "A share of the filters does not fix the size of a model: other filters go with `stabilise` than without, and "
-    "with them other shares of the weights and of the MACs. What `stabilise` brings at equal size was not measured."
+    "A share of the filters does not fix the size of a model: other filters go with `stabilize` than without, and "
+    "with them other shares of the weights and of the MACs. What `stabilize` brings at equal size was not measured."
 )
 _ORDER: tuple[Verdict, ...] = (
     *("ahead", "level", "behind", "two machines", "other size", "other mask"),
@@ -181,9 +181,9 @@ def claims(scale: Scale, store: ResultStore) -> list[Claim]:
             store,
         ),
         _compared("Beyond the paper: at 98 % DPF with all remedies is ahead", pairs.extreme(scale), store),
-        _compared("Beyond the paper: `settle` or `stabilise` is ahead", pairs.settled(scale), store),
+        _compared("Beyond the paper: `settle` or `stabilize` is ahead", pairs.settled(scale), store),
         _compared(
-            "Beyond the paper: on whole filters DPF with `stabilise` is ahead",
+            "Beyond the paper: on whole filters DPF with `stabilize` is ahead",
             pairs.settled_filters(scale),
             store,
             _FILTERS,

@@ -11,7 +11,7 @@ FAILED, MISUSED = 1, 2
 
 def explain(error: Exception) -> int:
     """Print an expected error in one line and return the exit code; raise an unexpected one."""
-    from regrow.host.agreement import DisagreementError
+    from regrow.core.distributed import RankMismatchError
     from regrow.runs.folder import FIXES, cannot_write
     from regrow.runs.recipe import UsageError
     from regrow.train.distributed import Rank0Error, launched_rank
@@ -28,7 +28,7 @@ def explain(error: Exception) -> int:
     if os.environ.get("REGROW_DEBUG"):
         raise error
     # All ranks meet these errors at once; only rank 0 prints them.
-    if not (launched_rank() and isinstance(error, UsageError | DivergedError | DisagreementError | Rank0Error)):
+    if not (launched_rank() and isinstance(error, UsageError | DivergedError | RankMismatchError | Rank0Error)):
         print(f"regrow: {error}", file=sys.stderr)
     return code
 
@@ -42,9 +42,9 @@ def check_file(path: Path, usual: str) -> None:
 
 
 def _expected(error: Exception) -> bool:
+    from regrow.core.distributed import RankMismatchError
     from regrow.data import DataError
     from regrow.files.model_file import FormatError
-    from regrow.host.agreement import DisagreementError
     from regrow.runs.folder import RunFolderError
     from regrow.sweep import ClusterError, SweepError
     from regrow.train.distributed import ProcessesDiedError, Rank0Error
@@ -59,7 +59,7 @@ def _expected(error: Exception) -> bool:
         DivergedError,
         SweepError,
         ClusterError,
-        DisagreementError,
+        RankMismatchError,
         Rank0Error,
         ProcessesDiedError,
     )

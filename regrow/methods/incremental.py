@@ -14,10 +14,9 @@ from typing import Literal, Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.core.options import EPOCH, MethodInfo, PrunerOptions, required_period
+from regrow.core.pruner import Pruner
 from regrow.core.schedule import Schedule
-from regrow.methods.about import About
-from regrow.methods.options import EPOCH, Options, needed_period
-from regrow.methods.pruner import Pruner
 
 
 class Incremental(Pruner):
@@ -26,7 +25,7 @@ class Incremental(Pruner):
     `every` is the number of optimizer steps between masks: pass `len(loader)` for once per epoch.
     """
 
-    about = About(
+    info = MethodInfo(
         paper="Zhu & Gupta 2017",
         when="every `every` steps along a ramp",
         score="magnitude of what is left",
@@ -42,9 +41,9 @@ class Incremental(Pruner):
         *,
         sparsity: float | Schedule,
         every: int | Literal["auto"] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[PrunerOptions],
     ) -> None:
-        super().__init__(model, optimizer, sparsity=sparsity, every=needed_period(self, every), **options)
+        super().__init__(model, optimizer, sparsity=sparsity, every=required_period(self, every), **options)
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the largest of the weights that are left; a schedule that falls gives nothing back."""

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from regrow.text import did_you_mean, plain
+from regrow.methods.registry import built_in_name, find_method
+from regrow.text import did_you_mean
 
 Device = Literal["cpu", "cuda", "mps"]
 
@@ -24,29 +25,6 @@ _FOLDER = Path(__file__).parent / "recipes"
 
 # Fields that do not influence the result.
 _NOT_IN_KEY = ("device", "threads", "parallel")
-
-# Canonical names of the built-in methods, so that keys do not depend on the spelling.
-_METHODS = (
-    "dense",
-    "dpf",
-    "incremental",
-    "oneshot",
-    "snip",
-    "dsr",
-    "sparse-momentum",
-    "set",
-    "deepr",
-    "rigl",
-    "sfp",
-    "fixed",
-    "feedback",
-    "static",
-    "acdc",
-    "granet",
-    "dsd",
-    "srste",
-    "dns",
-)
 
 # torch's generator takes signed 64-bit seeds.
 _LARGEST_SEED = 2**63 - 1
@@ -78,8 +56,7 @@ class Recipe:
     growth: int | None = None
     """Growth rate of a DenseNet. None: as in its paper (12)."""
     method: str = "dpf"
-    """dpf, incremental, oneshot, snip, dsr, sparse-momentum, set, deepr, rigl, sfp, static, acdc, granet, dsd, srste,
-    dns, fixed (see masks) or dense."""
+    """Pruning method: `regrow methods` lists them. fixed keeps given masks (see masks), dense prunes nothing."""
     sparsity: float = 0.9
     """Final pruned fraction of the targeted weights (or filters)."""
     every: int | Literal["auto"] | None = None
@@ -99,7 +76,7 @@ class Recipe:
     decay_at: Literal["dense", "pruned"] | None = None
     """Whether weight decay acts on the dense weights w (the default) or on the pruned weights ŵ."""
     options: tuple[str, ...] = ()
-    """More options of the method, such as zeta=0.2, channels=true or criterion=rms; see `regrow methods NAME`."""
+    """More options of the method, such as drop_fraction=0.2 or criterion=rms; see `regrow methods NAME`."""
     masks: str | None = None
     """For method fixed: a finished run or a model file whose zeros stay zero."""
     ramp_end: float | None = None
@@ -160,7 +137,7 @@ class Recipe:
     def __post_init__(self) -> None:
         _check_types(self)
         _check_ranges(self)
-        object.__setattr__(self, "method", _method_name(self.method))
+        object.__setattr__(self, "method", built_in_name(self.method) or self.method)
 
     @property
     def ramp_fraction(self) -> float:
@@ -211,8 +188,11 @@ class Recipe:
 
     @property
     def takes_sparsity(self) -> bool:
-        """Whether `sparsity` has a meaning; the sparsity of other methods follows from masks, a compressor or N:M."""
-        return self.method not in ("dense", "fixed", "feedback", "srste")
+        """Whether the recipe's method prunes to a given sparsity; True for an unknown method."""
+        try:
+            return find_method(self.method).takes_sparsity
+        except (TypeError, ValueError):
+            return True
 
     @property
     def prunes_filters(self) -> bool:
@@ -244,22 +224,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise RecipeError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"{path} is not a TOML file: {error}") from None
-
-
-def is_own_method(name: str) -> bool:
-    """Return whether a method is built in, without importing torch."""
-    return name in _METHODS
-
-
-def _method_name(name: str) -> str:
-    """Return the canonical name of a built-in method; other names are unchanged.
-
-    >>> _method_name("SparseMomentum"), _method_name("One-Shot"), _method_name("MyOwn")
-    ('sparse-momentum', 'oneshot', 'MyOwn')
-    """
-    if name in _METHODS:
-        return name
-    return next((known for known in _METHODS if plain(known) == plain(name)), name)
 
 
 def _toml(value: Any) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from regrow.runs.recipe import Recipe, RecipeError, is_own_method, load_recipe, read_toml, recipe_names
+from regrow.methods.registry import built_in_name, find_method
+from regrow.runs.recipe import Recipe, RecipeError, load_recipe, read_toml, recipe_names
 from regrow.text import did_you_mean
 
 _FIELDS = {field.name: field.default for field in dataclasses.fields(Recipe)}
@@ -78,9 +79,7 @@ def _choices(name: str, value: Any, path: Path) -> list[Any]:
 def _check_methods(recipes: list[Recipe], path: Path) -> None:
     """Find a misspelled method before anything is trained; only methods of other packages need torch for this."""
     for name in dict.fromkeys(recipe.method for recipe in recipes):
-        if not is_own_method(name):
-            from regrow.methods.registry import find_method
-
+        if built_in_name(name) is None:
             try:
                 find_method(name)
             except (TypeError, ValueError) as error:

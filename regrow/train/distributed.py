@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from regrow.host.shards import is_sharded
+from regrow.core.distributed import is_sharded
 from regrow.models import Network
 from regrow.system import cores
 

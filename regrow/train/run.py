@@ -262,7 +262,7 @@ class _Run:
 
     def _account(self) -> Account:
         model = self.trainer.full_model()
-        return account(model, model.architecture.input_shape, self.trainer.phase.pruner.whole_masks())
+        return account(model, model.architecture.input_shape, self.trainer.phase.pruner.full_masks())
 
     def _elapsed(self) -> float:
         return self._seconds + time.monotonic() - self._started

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import regrow
+from regrow.core.options import EPOCH
 from regrow.core.schedule import SHORTEST_RAMP, scaled_period
-from regrow.methods.options import EPOCH
 from regrow.train.build import make_pruner
 from reproduce.scales import find_scale, published_recipe
 
@@ -54,12 +54,12 @@ def test_imagenet_in_the_paper_keeps_its_16_steps():
     [
         (regrow.DPF, {"sparsity": regrow.Cubic(0.9, end=23_460)}, 8),
         (regrow.DPF, {"sparsity": 0.9}, 1),
-        (regrow.DPF, {"sparsity": 0.9, "total": 31_280}, 8),
+        (regrow.DPF, {"sparsity": 0.9, "total_steps": 31_280}, 8),
         (regrow.Incremental, {"sparsity": regrow.Cubic(0.9, end=23_460)}, EPOCH // 2),
-        (regrow.RigL, {"sparsity": 0.9, "total": 31_280}, 50),
-        (regrow.DSR, {"sparsity": 0.9, "total": 31_280}, 50),
-        (regrow.SET, {"sparsity": 0.9, "total": 31_280}, EPOCH // 2),
-        (regrow.SparseMomentum, {"sparsity": 0.9, "total": 31_280}, EPOCH // 2),
+        (regrow.RigL, {"sparsity": 0.9, "total_steps": 31_280}, 50),
+        (regrow.DSR, {"sparsity": 0.9, "total_steps": 31_280}, 50),
+        (regrow.SET, {"sparsity": 0.9, "total_steps": 31_280}, EPOCH // 2),
+        (regrow.SparseMomentum, {"sparsity": 0.9, "total_steps": 31_280}, EPOCH // 2),
     ],
 )
 def test_auto_scales_the_period_of_every_periodic_method(method, options, expected):

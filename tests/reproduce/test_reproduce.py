@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.collect import record
-from regrow.methods import LotteryTicket
+from regrow.methods.lottery import LotteryTicket
 from reproduce.__main__ import call
 from reproduce.experiments import all_experiments, find_experiment, show
 from reproduce.lottery import tickets

@@ -56,7 +56,7 @@ def test_a_built_in_recipe_takes_precedence_over_a_file_of_the_same_name(tmp_pat
 
 
 def test_a_method_of_another_package_is_known(tmp_path, monkeypatch):
-    point = EntryPoint("elsewhere", "regrow.methods:DPF", "regrow.methods")
+    point = EntryPoint("elsewhere", "regrow.methods.dpf:DPF", "regrow.methods")
     monkeypatch.setattr("regrow.methods.registry.entry_points", lambda group: [point])
     assert [recipe.method for recipe in sweep(tmp_path, 'method = "elsewhere"\n')] == ["elsewhere"]
 

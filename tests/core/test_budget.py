@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regrow
-from regrow.choices.budget import Allotment, alive, all_alive, allocate, keep_largest
-from regrow.host.shards import ALONE
+from regrow.core.budget import Budget, keep_largest, rank_all_inside_first, rank_inside_first, split_exactly
+from regrow.core.distributed import SINGLE_PROCESS
 from tests.core.nets import sgd, small_cnn
 from tests.methods.reference import split
 
@@ -20,7 +20,7 @@ layers = st.lists(st.tuples(st.floats(0, 1e6) | st.just(0.0), st.integers(0, 500
 def test_parts_are_whole_respect_the_caps_and_sum_to_the_total(layers, fill):
     shares, caps = [share for share, _ in layers], [cap for _, cap in layers]
     total = int(fill * sum(caps))
-    parts = allocate(total, shares, caps)
+    parts = split_exactly(total, shares, caps)
     assert sum(parts) == total
     assert all(0 <= part <= cap for part, cap in zip(parts, caps, strict=True))
     assert parts == split(total, shares, caps)
@@ -28,7 +28,7 @@ def test_parts_are_whole_respect_the_caps_and_sum_to_the_total(layers, fill):
 
 def test_more_than_there_is_room_for_is_refused():
     with pytest.raises(ValueError, match="12 units do not fit into the 10 free places"):
-        allocate(12, [1, 1], [5, 5])
+        split_exactly(12, [1, 1], [5, 5])
 
 
 @settings(max_examples=30, deadline=None)
@@ -63,7 +63,7 @@ def test_redistribution_gives_more_to_layers_of_larger_weights():
 
 
 def test_a_layer_that_would_be_denser_than_dense_gives_the_rest_to_the_others():
-    budget = Allotment("erk")
+    budget = Budget("erk")
     scores = {"small": torch.rand(3, 3), "large": torch.rand(100, 100)}
     masks = dict(budget.keep_top(scores, 0.9))
     assert bool(masks["small"].all())
@@ -73,16 +73,16 @@ def test_a_layer_that_would_be_denser_than_dense_gives_the_rest_to_the_others():
 def test_scores_that_are_zero_outside_their_masks_alone_are_ranked_where_they_are():
     scores = {"first": torch.tensor([0.0, -1.0, 2.0]), "second": torch.tensor([3.0, 0.0])}
     masks = {name: score != 0 for name, score in scores.items()}
-    assert all_alive(scores, masks, ALONE) is scores
+    assert rank_all_inside_first(scores, masks, SINGLE_PROCESS) is scores
     for name, index in (("first", 0), ("second", 0)):  # a zero that is alive, a weight that is not
         other = {each: mask.clone() for each, mask in masks.items()}
         other[name][index] = ~other[name][index]
-        ranked = all_alive(scores, other, ALONE)
-        assert all(torch.equal(ranked[each], alive(scores[each], other[each])) for each in scores)
+        ranked = rank_all_inside_first(scores, other, SINGLE_PROCESS)
+        assert all(torch.equal(ranked[each], rank_inside_first(scores[each], other[each])) for each in scores)
 
 
 def test_the_largest_inside_a_mask_are_kept_zeros_too():
     score, among = torch.tensor([5.0, 0.0, -1.0, 0.0, 7.0]), torch.tensor([False, True, True, True, False])
     assert keep_largest("w", score, among, 2).tolist() == [False, False, True, True, False]
-    with pytest.raises(ValueError, match="w holds NaN"):
+    with pytest.raises(ValueError, match="w contains NaN"):
         keep_largest("w", torch.tensor([1.0, float("nan")]), torch.tensor([True, True]), 1)

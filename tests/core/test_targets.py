@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import regrow
-from regrow.host.targets import find_targets
+from regrow.core.targets import find_targets
 from tests.core.nets import sgd, small_cnn
 
 

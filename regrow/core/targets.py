@@ -1,4 +1,4 @@
-"""Which parameters of a model are pruned, and by which names they go."""
+"""Which parameters of a model are pruned: defaults, names, globs, predicates."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import Parameter, UninitializedParameter
 
 from regrow.checks import warn
+from regrow.core.bits import is_dense
+from regrow.core.distributed import check_placement, first_row, is_sharded, local_part
 from regrow.core.modules import clean_name, named_parameters
-from regrow.host.layout import is_dense
-from regrow.host.shards import check_placement, first_row, held, is_sharded
 from regrow.text import did_you_mean
 
 TargetSpec = str | Iterable[str] | Callable[[str, Parameter], bool] | None
@@ -29,38 +29,38 @@ class Target:
     out_dim: int = 0
 
     @property
-    def held(self) -> Tensor:
-        """The values that lie in this process: some rows of a sharded parameter, all of any other."""
-        return held(self.param)
+    def local(self) -> Tensor:
+        """The values that this process stores: some rows of a sharded parameter, all of any other."""
+        return local_part(self.param)
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient of what is `held`."""
-        return None if self.param.grad is None else held(self.param.grad)
+        """The gradient of `local`."""
+        return None if self.param.grad is None else local_part(self.param.grad)
 
     @property
     def offset(self) -> int:
-        """The row-major index, in the whole parameter, of the first element that is `held`."""
+        """The row-major index of the first element of `local` in the full parameter."""
         return first_row(self.param) * self.param.shape[1:].numel()
 
     def part(self, tensor: Tensor) -> Tensor:
-        """Return of a tensor of the parameter's shape, whole or sharded like it, what belongs to what is `held`."""
+        """Return the rows of `tensor` that belong to `local`; it is full, or sharded like the parameter."""
         if is_sharded(tensor) or tensor.shape != self.param.shape:
-            return held(tensor)
+            return local_part(tensor)
         first = first_row(self.param)
-        return tensor[first : first + len(self.held)] if tensor.ndim else tensor
+        return tensor[first : first + len(self.local)] if tensor.ndim else tensor
 
 
 def zero_outside(masks: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Set the model's weights to zero where their masks are False; `masks` are those of what lies in this process."""
+    """Set the model's weights to zero where their masks, those of this process's part, are False."""
     parameters = named_parameters(model)
     for name, mask in masks.items():
-        if name not in parameters or held(parameters[name]).shape != mask.shape:
-            found = tuple(held(parameters[name]).shape) if name in parameters else "none of that name"
+        if name not in parameters or local_part(parameters[name]).shape != mask.shape:
+            found = tuple(local_part(parameters[name]).shape) if name in parameters else "none of that name"
             raise ValueError(f"the other model must have {name} of shape {tuple(mask.shape)}, it has {found}")
     with torch.no_grad():
         for name, mask in masks.items():
-            held(parameters[name]).masked_fill_(~mask.to(parameters[name].device), 0)
+            local_part(parameters[name]).masked_fill_(~mask.to(parameters[name].device), 0)
 
 
 def find_targets(model: nn.Module, spec: TargetSpec = None, *, include_last: bool = False) -> list[Target]:
@@ -163,11 +163,11 @@ def _check(target: Target) -> None:
     if parameter.itemsize < 2:
         raise TypeError(f"{target.name} holds {parameter.dtype}: weights of 16, 32 or 64 bit can be pruned")
     if parameter.is_meta:
-        raise ValueError(f"{target.name} is on the meta device and has no values yet: materialise the model first")
+        raise ValueError(f"{target.name} is on the meta device and has no values yet: materialize the model first")
     check_storage(target)
 
 
 def check_storage(target: Target) -> None:
     """Refuse a parameter whose elements overlap in memory or have gaps between them."""
-    if not is_dense(target.held):
+    if not is_dense(target.local):
         raise ValueError(f"{target.name} has overlapping or padded storage: make it contiguous before pruning it")

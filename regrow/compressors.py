@@ -1,4 +1,4 @@
-"""Compressors for `Feedback`: what a weight tensor becomes in the model."""
+"""Quantizers and projections for `Feedback`, each a function of one weight tensor."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from regrow.core.units import in_groups, n_largest
 
 Compressor = Callable[[Tensor], Tensor]
 
@@ -46,7 +48,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class NM:
-    """Of every `m` neighbours along the input channels (dimension 1) the `n` largest, zeros elsewhere."""
+    """The `n` largest of every `m` neighbors along the input channels (dimension 1), zeros elsewhere."""
 
     n: int
     m: int
@@ -56,13 +58,11 @@ class NM:
             raise ValueError(f"n and m must satisfy 0 < n < m, got {self.n}:{self.m}")
 
     def __call__(self, w: Tensor) -> Tensor:
-        """Return w with the smallest of each group zeroed; of equal weights the last stay."""
-        rows = w.movedim(1, -1)
-        if rows.shape[-1] % self.m:
-            raise ValueError(f"{self.n}:{self.m} needs input channels in multiples of {self.m}, got {rows.shape[-1]}")
-        groups = rows.reshape(*rows.shape[:-1], -1, self.m)
-        least = groups.abs().argsort(dim=-1, stable=True)[..., : self.m - self.n]
-        return groups.scatter(-1, least, 0).reshape(rows.shape).movedim(-1, 1)
+        """Return w with the smallest of each group set to zero; of equal weights the last are kept."""
+        if w.shape[1] % self.m:
+            raise ValueError(f"{self.n}:{self.m} needs input channels in multiples of {self.m}, got {w.shape[1]}")
+        groups = in_groups(w, self.m)
+        return torch.where(n_largest(groups, self.n), groups, 0).flatten(-2).movedim(-1, 1)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class LowRank:
 
 
 def parse_compressor(name: str) -> Compressor:
-    """Return the compressor of a name: "sign", "binary", "4 bits", "2:4" or "rank 8".
+    """Return the compressor with this name: "sign", "binary", "4 bits", "2:4" or "rank 8".
 
     >>> parse_compressor("4 bits")
     Uniform(bits=4)

@@ -1,4 +1,4 @@
-"""Random numbers as a function of (seed, layer, step, element): ranks, reruns and resumed runs draw the same."""
+"""Random numbers as a function of (seed, layer, step, element), equal on all ranks and in resumed runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ROUNDS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 <<
 
 
 def uniform(like: Tensor, *, seed: int, layer: str, step: int, offset: int = 0) -> Tensor:
-    """Return a number in (0, 1) for every element of `like`, drawn by its row-major index from `offset` on.
+    """Return a number in (0, 1) for every element of `like`, which depends on its row-major index plus `offset`.
 
-    A keyed counter goes through the finaliser of SplitMix64 (Steele et al. 2014), so that an element's number depends
-    on nothing but its key; the state of torch's generators is neither used nor changed.
+    A keyed counter is hashed with the finalizer of SplitMix64 (Steele et al. 2014). torch's generators are neither used
+    nor changed.
     """
     key = hashlib.blake2b(f"{seed}/{layer}/{step}".encode(), digest_size=8).digest()
     indices = torch.arange(offset + 1, offset + like.numel() + 1, device=like.device)
@@ -26,5 +26,5 @@ def uniform(like: Tensor, *, seed: int, layer: str, step: int, offset: int = 0) 
 
 
 def _shift(bits: Tensor, count: int) -> Tensor:
-    """Shift right and fill with zeros; torch's own shift repeats the sign."""
+    """Shift right and fill with zeros; torch's own shift copies the sign bit."""
     return (bits >> count) & ((1 << (64 - count)) - 1)

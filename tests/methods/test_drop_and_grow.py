@@ -18,11 +18,11 @@ from tests.methods.networks import Training, steps, trainings
 TRAINING = Training(convs=(5, 6), hidden=(7,), momentum=0.9, decay=0.001, seed=3)
 TOTAL = 12
 METHODS = {
-    "RigL": lambda m, o, **k: regrow.RigL(m, o, every=2, total=TOTAL, **k),
-    "SET": lambda m, o, **k: regrow.SET(m, o, every=2, total=TOTAL, **k),
-    "SparseMomentum": lambda m, o, **k: regrow.SparseMomentum(m, o, every=2, total=TOTAL, **k),
-    "DSR": lambda m, o, **k: regrow.DSR(m, o, every=1, total=TOTAL, threshold=0.02, **k),
-    "DeepR": lambda m, o, **k: regrow.DeepR(m, o, total=TOTAL, **k),
+    "RigL": lambda m, o, **k: regrow.RigL(m, o, every=2, total_steps=TOTAL, **k),
+    "SET": lambda m, o, **k: regrow.SET(m, o, every=2, total_steps=TOTAL, **k),
+    "SparseMomentum": lambda m, o, **k: regrow.SparseMomentum(m, o, every=2, total_steps=TOTAL, **k),
+    "DSR": lambda m, o, **k: regrow.DSR(m, o, every=1, total_steps=TOTAL, threshold=0.02, **k),
+    "DeepR": lambda m, o, **k: regrow.DeepR(m, o, total_steps=TOTAL, **k),
 }
 
 
@@ -69,7 +69,7 @@ def test_masks_equal_those_of_the_slow_transcription(method, sparsity):
     model, optimizer, watch, pruner = attach(method, sparsity=sparsity, seed=7)
     masks, threshold, moved = pruner.masks.clone(), 0.02, 0
     for t in steps(model, optimizer, TOTAL):
-        if pruner.due(t):
+        if pruner.updates_at(t):
             active, weights = indices(masks), watch.weights(masks)
             if method == "RigL":
                 expected = reference.rigl(t, TOTAL, 0.3, active, weights, flat(watch.gradients, masks))
@@ -78,7 +78,7 @@ def test_masks_equal_those_of_the_slow_transcription(method, sparsity):
             elif method == "SparseMomentum":
                 expected = reference.sparse_momentum(t, TOTAL, 0.5, active, weights, flat(watch.momentum, masks))
             elif method == "DSR":
-                expected, threshold = reference.dsr(t, threshold, pruner.drop, 7, active, weights)
+                expected, threshold = reference.dsr(t, threshold, pruner.drop_count, 7, active, weights)
                 assert threshold == pruner.threshold
             else:
                 expected = reference.deepr(t, 7, active, flat(watch.before, masks), weights)
@@ -127,7 +127,7 @@ def test_set_moves_as_many_connections_as_it_drops(training, sparsity):
     for t in steps(model, optimizer, 6):
         for name, old in masks.items():
             weight, free = watch.updated[name] * old, int((~old).sum())
-            share = min(0.3, free / max(int(old.sum()), 1)) if pruner.due(t) else 0
+            share = min(0.3, free / max(int(old.sum()), 1)) if pruner.updates_at(t) else 0
             dropped = sum(int(share * int(side.sum())) for side in (old & (weight >= 0), old & (weight < 0)))
             new = pruner.masks[name]
             assert int((old & ~new).sum()) == int((new & ~old).sum()) == dropped
@@ -142,7 +142,7 @@ def test_dsr_leaves_nothing_below_the_threshold_but_new_connections(training, sp
     for t in steps(model, optimizer, 6):
         for name, old in masks.items():
             stayed = old & pruner.masks[name]
-            if pruner.due(t) and int(stayed.sum()) > 1:
+            if pruner.updates_at(t) and int(stayed.sum()) > 1:
                 least = pruner.threshold / 2  # after dropping, the threshold doubles at most
                 assert not bool((watch.updated[name][stayed].abs() < least).any())
         masks = pruner.masks.clone()
@@ -203,7 +203,7 @@ def test_the_first_step_of_a_connection_that_dsr_grows_is_that_of_its_own_gradie
 )
 def test_rewiring_stops_when_the_authors_stop(method, last):
     *_, pruner = attach(method, sparsity=0.8)
-    due = [t for t in range(40) if pruner.due(t)]
+    due = [t for t in range(40) if pruner.updates_at(t)]
     assert due[-1] == last
     if method == "DSR":
         assert due == [0, 1, 2, 4, 8]  # the period 1 doubles at steps 1.5, 4.8 and 8.4 of 12
@@ -212,22 +212,22 @@ def test_rewiring_stops_when_the_authors_stop(method, last):
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        (regrow.DSR, {"every": 100, "total": 315}),  # doubled three times: 100, 200, 400 and 800 miss every stretch
-        (regrow.RigL, {"every": 100, "total": 130}),  # ends at step 97.5
-        (regrow.SET, {"every": 50, "total": 50}),  # not at the end
-        (regrow.SparseMomentum, {"every": 50, "total": 50}),
-        (regrow.DPF, {"every": 16, "total": 15}),
-        (regrow.DPF, {"every": 90, "total": 90, "settle": 0.1}),  # rests from step 81 on
+        (regrow.DSR, {"every": 100, "total_steps": 315}),  # 100, 200, 400, 800 miss every stretch
+        (regrow.RigL, {"every": 100, "total_steps": 130}),  # ends at step 97.5
+        (regrow.SET, {"every": 50, "total_steps": 50}),  # not at the end
+        (regrow.SparseMomentum, {"every": 50, "total_steps": 50}),
+        (regrow.DPF, {"every": 16, "total_steps": 15}),
+        (regrow.DPF, {"every": 90, "total_steps": 90, "settle": 0.1}),  # rests from step 81 on
     ],
 )
 def test_a_pruner_with_no_mask_update_in_a_known_length_says_so(method, options):
     model = TRAINING.model()
-    name, every, total = method.__name__, options["every"], options["total"]
+    name, every, total = method.__name__, options["every"], options["total_steps"]
     known = total if "settle" not in options else 81
-    message = rf"no mask update of {name} falls due in this training \(steps: {known}, every={every}\)"
+    message = rf"{name} makes no mask update in this training \(steps: {known}, every={every}\)"
     with pytest.warns(UserWarning, match=message):
         pruner = method(model, TRAINING.optimizer(model), sparsity=0.5, **options)
-    assert not any(pruner.due(t) for t in range(1, known + 1))
+    assert not any(pruner.updates_at(t) for t in range(1, known + 1))
     pruner.detach()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -239,10 +239,10 @@ def test_rigl_grows_by_the_gradient_though_the_optimizer_may_write_over_it(form)
     model = TRAINING.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, **form)
     watch = Watch(model, optimizer)
-    pruner = regrow.RigL(model, optimizer, sparsity=0.5, every=2, total=TOTAL)
+    pruner = regrow.RigL(model, optimizer, sparsity=0.5, every=2, total_steps=TOTAL)
     masks = pruner.masks.clone()
     for t in steps(model, optimizer, 6):
-        if pruner.due(t):
+        if pruner.updates_at(t):
             gradients = flat(watch.gradients, masks)
             expected = reference.rigl(t, TOTAL, 0.3, indices(masks), watch.weights(masks), gradients)
             assert indices(pruner.masks) == expected
@@ -252,7 +252,7 @@ def test_rigl_grows_by_the_gradient_though_the_optimizer_may_write_over_it(form)
 def test_sparse_momentum_moves_no_more_than_it_is_asked_to():
     model = TRAINING.model()
     optimizer = TRAINING.optimizer(model)
-    pruner = regrow.SparseMomentum(model, optimizer, sparsity=0.5, every=2, total=TOTAL, rate=0.0)
+    pruner = regrow.SparseMomentum(model, optimizer, sparsity=0.5, every=2, total_steps=TOTAL, drop_fraction=0.0)
     before = pruner.masks.clone()
     list(steps(model, optimizer, TOTAL))
     assert all(torch.equal(mask, before[name]) for name, mask in pruner.masks.items())
@@ -264,7 +264,7 @@ def test_deep_rewiring_pulls_as_strongly_when_a_fused_step_unscales_the_gradient
         torch.manual_seed(0)
         model = nn.Linear(20, 5, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
-        regrow.DeepR(model, optimizer, sparsity=0.5, total=10, l1=0.25, include_last=True)
+        regrow.DeepR(model, optimizer, sparsity=0.5, total_steps=10, l1=0.25, include_last=True)
         scaler = torch.amp.GradScaler("cpu", enabled=scaled)
         scaler.scale(0 * model(torch.ones(1, 20)).sum()).backward()
         scaler.step(optimizer)
@@ -275,7 +275,7 @@ def test_deep_rewiring_pulls_as_strongly_when_a_fused_step_unscales_the_gradient
 def test_deep_rewiring_that_is_frozen_pulls_no_more():
     model = nn.Linear(20, 5, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    pruner = regrow.DeepR(model, optimizer, sparsity=0.5, total=10, l1=0.25, include_last=True)
+    pruner = regrow.DeepR(model, optimizer, sparsity=0.5, total_steps=10, l1=0.25, include_last=True)
     pruner.freeze()
     before = model.weight.detach().clone()
     model.weight.grad = torch.zeros_like(model.weight)
@@ -286,7 +286,7 @@ def test_deep_rewiring_that_is_frozen_pulls_no_more():
 def test_deep_rewiring_with_weight_decay_is_warned_of():
     model = TRAINING.model()
     with pytest.warns(UserWarning, match=r"DeepR has its L1 term in place of weight decay, .* decays by 0\.001"):
-        regrow.DeepR(model, TRAINING.optimizer(model), sparsity=0.5, total=10)
+        regrow.DeepR(model, TRAINING.optimizer(model), sparsity=0.5, total_steps=10)
 
 
 @pytest.mark.parametrize("lr", [1.0, 0.1])
@@ -295,7 +295,7 @@ def test_deep_rewiring_adds_the_noise_of_the_temperature_to_the_gradient_of_acti
     model = nn.Linear(200, 50, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     nn.init.constant_(model.weight, 1.0)
-    pruner = regrow.DeepR(model, optimizer, sparsity=0.5, total=10, l1=0.25, include_last=True)
+    pruner = regrow.DeepR(model, optimizer, sparsity=0.5, total_steps=10, l1=0.25, include_last=True)
     model.weight.grad = torch.zeros_like(model.weight)
     optimizer.step()
     active = model.weight[pruner.masks["weight"]].detach()
@@ -310,7 +310,7 @@ def test_deep_rewiring_adds_the_noise_of_the_temperature_to_the_gradient_of_acti
 def test_sparse_momentum_reads_the_scaled_momentum_of_adam():
     model = TRAINING.model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    pruner = regrow.SparseMomentum(model, optimizer, sparsity=0.5, every=1, total=10)
+    pruner = regrow.SparseMomentum(model, optimizer, sparsity=0.5, every=1, total_steps=10)
     list(steps(model, optimizer, 2))
     for name, target in pruner.targets.items():
         state = optimizer.state[target.param]
@@ -370,33 +370,41 @@ def test_what_is_missing_or_wrong_is_said_before_anything_changes():
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = TRAINING.optimizer(model)
     with pytest.raises(ValueError, match=r"SET needs every=.*len\(loader\)"):
-        regrow.SET(model, optimizer, sparsity=0.9, total=10)
-    with pytest.raises(ValueError, match=r"RigL needs total=.*epochs \* len\(loader\)"):
+        regrow.SET(model, optimizer, sparsity=0.9, total_steps=10)
+    with pytest.raises(ValueError, match=r"RigL needs total_steps=.*epochs \* len\(loader\)"):
         regrow.RigL(model, optimizer, sparsity=0.9)
     with pytest.raises(ValueError, match="this SGD has none: use SGD with momentum"):
-        regrow.SparseMomentum(model, torch.optim.SGD(model.parameters(), lr=0.1), sparsity=0.9, every=1, total=9)
-    with pytest.raises(ValueError, match=r"drop must be a share in \[0, 1\], got 30"):
-        regrow.RigL(model, optimizer, sparsity=0.9, total=10, drop=30)
-    with pytest.raises(ValueError, match="total must be a whole number of optimizer steps, at least 1, got 0"):
-        regrow.DSR(model, optimizer, sparsity=0.9, total=0)
+        regrow.SparseMomentum(model, torch.optim.SGD(model.parameters(), lr=0.1), sparsity=0.9, every=1, total_steps=9)
+    with pytest.raises(ValueError, match=r"drop_fraction must be a fraction in \[0, 1\], got 30"):
+        regrow.RigL(model, optimizer, sparsity=0.9, total_steps=10, drop_fraction=30)
+    with pytest.raises(ValueError, match="total_steps must be a whole number of optimizer steps, at least 1, got 0"):
+        regrow.DSR(model, optimizer, sparsity=0.9, total_steps=0)
     for method, options, error, message in (
-        (regrow.RigL, {"total": 100.5}, TypeError, "total must be a whole number of optimizer steps, .* got 100.5"),
-        (regrow.DSR, {"drop": -5}, ValueError, "drop must be a whole number of connections .* at least 0, got -5"),
-        (regrow.DSR, {"drop": 0.3}, TypeError, "drop must be a whole number of connections .* got 0.3"),
+        (
+            regrow.RigL,
+            {"total_steps": 100.5},
+            TypeError,
+            "total_steps must be a whole number .* got 100.5",
+        ),
+        (regrow.DSR, {"drop_count": -5}, ValueError, "drop_count must be .* at least 0, got -5"),
+        (regrow.DSR, {"drop_count": 0.3}, TypeError, "drop_count must be a whole number of connections .* got 0.3"),
         (regrow.DSR, {"threshold": -1}, ValueError, "threshold must be a finite number above 0, got -1"),
         (regrow.DeepR, {"temperature": (0, 0)}, ValueError, "each temperature must be a finite number above 0, got 0"),
         (regrow.DeepR, {"temperature": 1e-5}, TypeError, "temperature must be a pair, .* got 1e-05"),
         (regrow.DeepR, {"eta": "0.01"}, TypeError, "eta must be a finite number, 0 or more, got '0.01'"),
     ):
         with pytest.raises(error, match=message):
-            method(model, optimizer, **({"sparsity": 0.9, "total": 10} | options))
+            method(model, optimizer, **({"sparsity": 0.9, "total_steps": 10} | options))
     with pytest.raises(ValueError, match=r"scope must be one of 'global', .*got 'erdos'"):
-        regrow.RigL(model, optimizer, sparsity=0.9, total=10, scope="erdos")
+        regrow.RigL(model, optimizer, sparsity=0.9, total_steps=10, scope="erdos")
     for method in (regrow.RigL, regrow.SNIP):
         with pytest.raises(
             TypeError, match=f"{method.__name__} is sparse from the start: sparsity must be a number, got C"
         ):
             method(
-                model, optimizer, sparsity=regrow.Cubic(0.9, end=5), **({"total": 9} if method is regrow.RigL else {})
+                model,
+                optimizer,
+                sparsity=regrow.Cubic(0.9, end=5),
+                **({"total_steps": 9} if method is regrow.RigL else {}),
             )
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())

@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import regrow
-from regrow.host.targets import find_targets
+from regrow.core.targets import find_targets
 from tests.core.nets import batches, sgd, small_cnn, train
 
 
 def test_a_second_pruner_is_refused_through_another_optimizer_too():
     model = small_cnn()
     first = regrow.DPF(model, sgd(model), sparsity=0.5, targets=["0", "3"])
-    with pytest.raises(ValueError, match=r"3\.weight is pruned by a DPF already: detach\(\) that one first"):
+    with pytest.raises(ValueError, match=r"3\.weight is already pruned by a DPF: detach\(\) that one first"):
         regrow.Fixed(model, sgd(model), {"3.weight": first.masks["3.weight"]})
     assert regrow.DPF(model, sgd(model), sparsity=0.5, targets="6").sparsity > 0  # other weights are free
     first.detach()
@@ -42,7 +42,7 @@ def test_a_pruner_that_could_not_be_attached_does_not_stand_in_the_way():
     optimizer = sgd(model)
     with torch.no_grad():
         model[3].weight[0, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"3\.weight holds NaN") as kept:
+    with pytest.raises(ValueError, match=r"3\.weight contains NaN") as kept:
         regrow.DPF(model, optimizer, sparsity=0.5)
     with torch.no_grad():
         model[3].weight[0, 0, 0, 0] = 0
@@ -70,7 +70,7 @@ def test_flat_fsdp1_parameters_are_refused(process_group, use_orig_params):
 def test_meta_and_float8_parameters_are_refused():
     with torch.device("meta"):
         model = small_cnn()
-    with pytest.raises(ValueError, match=r"0\.weight is on the meta device and has no values yet: materialise"):
+    with pytest.raises(ValueError, match=r"0\.weight is on the meta device and has no values yet: materialize"):
         regrow.DPF(model, sgd(model), sparsity=0.5)
     tiny = small_cnn()
     tiny[3].weight = nn.Parameter(tiny[3].weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
@@ -119,5 +119,5 @@ def test_help_shows_every_option():
     shown = inspect.signature(regrow.DPF).parameters
     assert list(shown)[:4] == ["model", "optimizer", "sparsity", "every"]
     assert shown["every"].default == 16
-    assert {"scope", "unit", "targets", "include_last", "floor", "decay", "stabilise", "settle"} <= set(shown)
+    assert {"scope", "unit", "targets", "include_last", "floor", "weight_decay_at", "stabilize", "settle"} <= set(shown)
     assert not any(each.kind is each.VAR_KEYWORD for each in shown.values())

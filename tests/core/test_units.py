@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import regrow
-from regrow.choices.score import CRITERIA
+from regrow.core.units import CRITERIA
 from tests.core.nets import batches, sgd, small_cnn, train
 
 patterns = st.sampled_from([(1, 2), (2, 4), (1, 4), (3, 4), (4, 8)])
@@ -78,9 +78,12 @@ def test_groups_that_lose_least_are_converted_first():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unit": "2:4", "sparsity": 0.9}, r"unit '2:4' prunes 0.5 .* sparsity must be 0.5 or a ramp to it, got 0.9"),
+        (
+            {"unit": "2:4", "sparsity": 0.9},
+            r"'2:4' prunes exactly 0.5 .* must be 0.5 or a ramp to it, got 0.9",
+        ),
         ({"unit": "2:4", "sparsity": regrow.Cubic(0.75, end=9)}, "sparsity must be 0.5 or a ramp to it, got 0.75"),
-        ({"unit": "2:4", "sparsity": lambda t: 0.6}, "prunes at most 0.5, the schedule asks 0.6"),
+        ({"unit": "2:4", "sparsity": lambda t: 0.6}, "prunes at most 0.5, the schedule requests 0.6"),
         ({"unit": "4:4", "sparsity": 0.0}, "N:M with 0 < N < M such as '2:4', got '4:4'"),
         ({"unit": "channel", "sparsity": 0.5}, "got 'channel'"),
         (

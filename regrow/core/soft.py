@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regrow.choices.carried import Carried, Sharded
-from regrow.core.weights import Memory, Weight, Weights
-from regrow.host.layout import in_memory_order
-from regrow.host.shards import Shards, is_sharded
-from regrow.host.targets import Target
+from regrow.core.bits import in_memory_order
+from regrow.core.distributed import ShardGroup, is_sharded
+from regrow.core.targets import Target
+from regrow.core.weights import Memory, OffloadedWeight, ShardedWeight, Weight, Weights
 
 
-class Soft(Weight):
+class SoftWeight(Weight):
     """A target whose kept weights are shrunk by τ in the model; the dense weights are not.
 
     A frozen pruner has no dense weights: ŵ itself is trained, and τ is not subtracted again.
@@ -34,14 +33,14 @@ class Soft(Weight):
         """Return sign(w)·max(|w| − τ, 0), to the bit; NaN stays NaN."""
         return w - w.clamp(-self.tau, self.tau)
 
-    def write(self) -> None:
+    def compute_pruned(self) -> None:
         """Compute ŵ."""
-        super().write()
+        super().compute_pruned()
         if self.dense is not None:
             self.pruned.copy_(self.shrunk(self.pruned))
 
     @property
-    def left(self) -> Tensor:
+    def kept(self) -> Tensor:
         """Where ŵ is not zero."""
         return self.mask & (self.pruned != 0)
 
@@ -51,8 +50,8 @@ class Soft(Weight):
         w = self.source.to(self.pruned.device)
         return torch.where(self.mask, self.shrunk(w), 0) - w if self.dense is not None else super().error
 
-    def intact(self, step: int) -> bool:
-        """Return whether a few elements still equal what `write` computed from w."""
+    def sample_matches(self, step: int) -> bool:
+        """Return whether a few elements still equal what `compute_pruned` made of w."""
         if self.dense is None or self.pruned.device.type != "cpu":
             return True
         few = self.sample(step)
@@ -60,27 +59,27 @@ class Soft(Weight):
         expected = torch.where(mask, self.shrunk(w), 0)
         return bool(((expected == pruned) | expected.isnan()).all())
 
-    def adopt(self) -> bool:
-        """Take over weights written from outside; return whether they had weights where the mask has none.
+    def accept_external_write(self) -> bool:
+        """Take over weights written by other code; return whether they are non-zero outside the mask.
 
-        If they had, they become w. Otherwise they are taken as ŵ: w becomes sign(ŵ)·(|ŵ| + τ) where they differ from
+        If they are, they become w. Otherwise they are taken as ŵ: w becomes sign(ŵ)·(|ŵ| + τ) where they differ from
         the present ŵ, so that the model holds what was written, and stays the same elsewhere.
         """
         if self.dense is None:
-            return super().adopt()
-        self.bind()
-        if dense := bool(torch.count_nonzero(self.pruned[~self.mask])):
+            return super().accept_external_write()
+        self.bind_storage()
+        if outside := bool(torch.count_nonzero(self.pruned[~self.mask])):
             self.dense.copy_(self.pruned)
         else:
             self._follow()
-        return dense
+        return outside
 
     def _follow(self) -> None:
         """Set w to the nearest dense weights whose ŵ is what the parameter holds, up to rounding."""
         assert self.dense is not None
-        shown, w = self.pruned, self.dense.to(self.pruned.device)
-        written = self.mask & (shown != self.shrunk(w))
-        behind = torch.where(shown == 0, w.clamp(-self.tau, self.tau), shown + shown.sign() * self.tau)
+        pruned, w = self.pruned, self.dense.to(self.pruned.device)
+        written = self.mask & (pruned != self.shrunk(w))
+        behind = torch.where(pruned == 0, w.clamp(-self.tau, self.tau), pruned + pruned.sign() * self.tau)
         self.dense.copy_(torch.where(written, behind, w))
 
     def save(self) -> dict[str, Any]:
@@ -92,42 +91,42 @@ class Soft(Weight):
         return {"dense": self.source.detach().clone().cpu(), **saved, "tau": self.tau}
 
     def load(self, mask: Tensor, saved: Mapping[str, Any]) -> None:
-        """Take over a mask and what `save` returned with it; the parameter holds ŵ."""
+        """Restore a mask and what `save` returned with it; the parameter must hold ŵ."""
         if self.dense is None:
             super().load(mask, saved)
             return
-        self.bind()
+        self.bind_storage()
         self.mask.copy_(mask)
         self.tau = saved["tau"]
         self.dense.copy_(self.target.part(saved["dense"]))
         self._follow()  # changes nothing if the model's state is of the same step
 
 
-class SoftCarried(Soft, Carried):
+class SoftOffloadedWeight(SoftWeight, OffloadedWeight):
     """A soft-thresholded target whose dense weights are offloaded to the CPU."""
 
 
-class SoftSharded(Soft, Sharded):
+class SoftShardedWeight(SoftWeight, ShardedWeight):
     """This process's rows of a soft-thresholded target."""
 
 
-def soft_weight_of(target: Target, memory: Memory, *, offload: bool) -> Weight:
-    """Return the soft-thresholded counterpart of `regrow.choices.carried.weight_of`."""
+def make_soft_weight(target: Target, memory: Memory, *, offload: bool) -> SoftWeight:
+    """Return the soft-thresholded counterpart of `regrow.core.weights.make_weight`."""
     if is_sharded(target.param):
-        return SoftSharded(target, memory, offload=offload)
-    return SoftCarried(target, memory, offload=True) if offload else Soft(target, memory)
+        return SoftShardedWeight(target, memory, offload=offload)
+    return SoftOffloadedWeight(target, memory, offload=True) if offload else SoftWeight(target, memory)
 
 
-def set_thresholds(weights: Weights, masks: Mapping[str, Tensor], shards: Shards, *, one_pool: bool) -> None:
-    """Set each layer's τ to the largest magnitude that `masks` prune: in that layer, or in all of them (`one_pool`)."""
+def set_thresholds(weights: Weights, masks: Mapping[str, Tensor], shards: ShardGroup, *, one_group: bool) -> None:
+    """Set each layer's τ to the largest magnitude that `masks` prune in it, or with `one_group` in all layers."""
     largest = [_largest(weights[name].source.masked_fill(mask, 0)) for name, mask in masks.items()]
-    of_layers = shards.rows(torch.tensor([largest], dtype=torch.float64, device="cpu")).amax(0)
-    thresholds = of_layers.amax().expand_as(of_layers) if one_pool else of_layers
+    of_layers = shards.all_rows(torch.tensor([largest], dtype=torch.float64, device="cpu")).amax(0)
+    thresholds = of_layers.amax().expand_as(of_layers) if one_group else of_layers
     for name, tau in zip(masks, thresholds.tolist(), strict=True):
         weight = weights[name]
-        assert isinstance(weight, Soft)
+        assert isinstance(weight, SoftWeight)
         weight.tau = tau
 
 
 def _largest(tensor: Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0  # a process may hold none of a layer's rows
+    return float(tensor.abs().max()) if tensor.numel() else 0.0  # a process may have none of a layer's rows

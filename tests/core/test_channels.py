@@ -108,10 +108,10 @@ def test_what_cannot_work_is_said():
     with pytest.raises(ValueError, match=r"criterion='bn' ranks filters .* and 3.weight has none: leave it out"):
         regrow.DPF(model, sgd(model), sparsity=0.5, unit="filter", criterion="bn")
     with pytest.raises(
-        ValueError, match="channels=True takes bias and batch norm along with unit='filter', not with unit='weight'"
+        ValueError, match="channels=True masks bias and batch norm with unit='filter', not with unit='weight'"
     ):
         regrow.DPF(model, sgd(model), sparsity=0.5, channels=True)
     branching = Branching()
-    with pytest.raises(ValueError, match=r"torch.fx cannot trace it: do without channels=True"):
+    with pytest.raises(ValueError, match=r"torch.fx cannot trace the model.* do not use channels=True"):
         regrow.DPF(branching, sgd(branching), sparsity=0.5, unit="filter", channels=True)
     assert regrow.DPF(branching, sgd(branching), sparsity=0.5, unit="filter").sparsity == 0.5
