@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install lint types layers test check demo reproduce docs clean
+.PHONY: help install lint types layers test check demo template reproduce docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
@@ -36,6 +36,11 @@ test: lint types layers  ## what CI runs: lint, types, layers and the tests
 
 demo: install  ## train on digits dense, pruned afterwards and with DPF, and compare (a minute, no download)
 	$(BIN)/regrow demo
+	@echo "Draw a digit yourself: open docs/_static/draw.html in a browser. A sparse network reads it while you draw."
+
+template: install  ## build the WebAssembly template of `regrow export --to wasm` from the engine's kernels
+	$(PIP) install "ziglang==$$($(BIN)/python -c 'from regrow.export.wasm_template import ZIG; print(ZIG)')"
+	$(BIN)/python -m regrow.export.wasm_template
 
 reproduce: install  ## list the experiments of the paper; run one with `python -m reproduce ITEM`
 	$(BIN)/python -m reproduce

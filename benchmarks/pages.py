@@ -38,13 +38,14 @@ MARKS = "<!-- measured: python -m benchmarks.pages -->\n", "<!-- /measured -->"
 
 
 def write_pages(folder: Path) -> None:
-    """Write `trainings.md` with its figures, `benchmarks.md`, `measured.md` and `engine.md` into `folder`."""
+    """Write the generated pages into `folder`: trainings and figures, benchmarks, measured, engine, browser."""
     folder.mkdir(parents=True, exist_ok=True)
     tasks = _tasks()
     drawn = write_figures(filter(None, map(_figure, tasks)), folder, ("svg",))
     pictures = {path.stem: path.name for path in drawn}
     parts = {"trainings": trainings(tasks, pictures), "benchmarks": benchmarks(), "measured": measured()}
     parts["engine"] = engine()
+    parts["browser"] = browser()
     for name, text in parts.items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
@@ -114,6 +115,27 @@ def benchmarks() -> str:
         made = f"`{result['command']}`, {result['date']}, {where}"
         sections.append("\n".join([f"### {result['title']}\n\n{made}\n", *map(markdown, parts)]))
     return "\n".join(sections)
+
+
+def browser() -> str:
+    """Return speed and size of exported WebAssembly modules: `benchmarks.browser`."""
+    result = json.loads((RESULTS / "browser.json").read_text(encoding="utf-8"))
+    parts = {part: [row for row in result["rows"] if row["part"] == part] for part in ("speed", "size")}
+    lines = [
+        {
+            "sparsity": f"{100 * row['sparsity']:g} %",
+            "onnxruntime-web, ms": cell(row["onnxruntime-web, dense, ms"]),
+            "regrow, ms": cell(row["regrow ms"]),
+            "times faster": f"{row['times faster']:.1f}",
+            **{
+                f"{size['weights']}, KB (brotli)": f"{size['KB']:.0f} ({size['brotli KB']:.0f})"
+                for size in parts["size"]
+                if size["sparsity"] == row["sparsity"]
+            },
+        }
+        for row in parts["speed"]
+    ]
+    return f"{result['title']}; {result['machine']['cpu']}, {result['date']}.\n\n{markdown(lines)}"
 
 
 def measured() -> str:

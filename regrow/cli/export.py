@@ -24,7 +24,9 @@ _TO_HELP = (
     f"{'; '.join(f'{name}: {format.help}' for name, format in FORMATS.items())}. None: packed, or program for a shrunk "
     "network, whose layers no longer have their standard sizes."
 )
-_OUT_HELP = f"The file. None: model with the suffix of the format ({', '.join(f.suffix for f in FORMATS.values())})."
+_OUT_HELP = (
+    f"The file or folder. None: model with the suffix of the format ({', '.join(f.suffix for f in FORMATS.values())})."
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,8 +70,11 @@ def export(
     network = read_network(source)
     folder = source if source.is_dir() else source.parent
     path = out or folder / f"{'model' if source.is_dir() else source.stem}{form.suffix}"
+    if "mean" in form.options:
+        given = _normalization(source) | given
     with _writing(path):
-        check_file(path, f"model{form.suffix}")
+        if not form.is_folder:
+            check_file(path, f"model{form.suffix}")
         path.parent.mkdir(parents=True, exist_ok=True)
     model = _shrunk(network, round_to) if shrink else network
     with _writing(path):
@@ -77,6 +82,17 @@ def export(
     dense = 4 * sum(parameter.numel() for parameter in network.parameters())
     print(report or f"{path}: {path.stat().st_size:,} bytes (the dense weights in fp32: {dense:,})")
     return 0
+
+
+def _normalization(source: Path) -> dict[str, Any]:
+    """Return mean and standard deviation of the data that a run was trained on; nothing for a model file."""
+    if not (source / "recipe.toml").is_file():
+        return {}
+    from regrow.data import info
+    from regrow.runs.folder import read_recipe
+
+    facts = info(read_recipe(source).data)
+    return {"mean": facts.mean, "std": facts.std}
 
 
 def _check_options(to: str, given: dict[str, Any], round_to: int, shrink: bool) -> None:

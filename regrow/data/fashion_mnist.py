@@ -1,10 +1,11 @@
-"""Fashion-MNIST: 28x28 gray images of clothes, in four idx files (the format of MNIST)."""
+"""Fashion-MNIST: 28x28 gray images of clothes, in four idx files. MNIST has the same files, and is read here, too."""
 
 from __future__ import annotations
 
 import gzip
 import math
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,17 +45,30 @@ _CLASSES = (
 
 def load(info: DatasetInfo, split: str, *, root: Path | str | None, download: bool, **_: object) -> ImageSet:
     """Return the "train" or "test" images; missing files are downloaded, unless a `root` is given."""
+    return load_idx(info, split, REMOTES, _CLASSES, root=root, download=download)
+
+
+def load_idx(
+    info: DatasetInfo,
+    split: str,
+    remotes: Sequence[Remote],
+    classes: tuple[str, ...],
+    *,
+    root: Path | str | None,
+    download: bool,
+) -> ImageSet:
+    """Return the images of a data set with the files of MNIST."""
     part = "train" if split == "train" else "t10k"
     searched = files.folders(info.name, root)
     for folder in searched:
         if any(_paths(folder, f"{part}-images-idx3-ubyte")):
-            return _read(info, folder, part)
+            return _read(info, folder, part, classes)
     if root is not None or not download:
         raise files.missing(info, searched)
-    return _read(info, fetch(info, REMOTES), part)
+    return _read(info, fetch(info, remotes), part, classes)
 
 
-def _read(info: DatasetInfo, folder: Path, part: str) -> ImageSet:
+def _read(info: DatasetInfo, folder: Path, part: str, classes: tuple[str, ...]) -> ImageSet:
     images = _array(info, folder, f"{part}-images-idx3-ubyte", 3)
     labels = _array(info, folder, f"{part}-labels-idx1-ubyte", 1)
     try:
@@ -62,7 +76,7 @@ def _read(info: DatasetInfo, folder: Path, part: str) -> ImageSet:
             info=info,
             images=torch.from_numpy(images[:, None]),
             labels=torch.from_numpy(labels.astype(np.int64)),
-            classes=_CLASSES,
+            classes=classes,
         )
     except ValueError as error:
         raise broken(folder / f"{part}-*", str(error), f"{info.source}.") from error

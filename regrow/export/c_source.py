@@ -66,9 +66,9 @@ def c(
     """Write `model` as one C99 file without dependencies (`path`), a header, and a program that checks them.
 
     The file defines `void NAME_run(const float *x, float *y)` for one image; NAME is the name of the file. It needs a
-    C99 compiler with vector extensions (gcc or clang, for any processor) and the C library; compile it with
-    `-O2 -ffp-contract=fast`. The program `NAME_main.c` runs the first image of `example_input` and compares the result
-    with the output of torch.
+    C99 compiler with vector extensions (gcc or clang, for any processor), and of the C library at most `memcpy`, so it
+    also compiles with `-ffreestanding`. Compile it with `-O2 -ffp-contract=fast`. The program `NAME_main.c` runs the
+    first image of `example_input` and compares the result with the output of torch.
 
     `weights` "fp16" and "int8" (one scale per output channel) take less flash. `lanes` is the number of floats in the
     device's vector registers: 4 for NEON and SSE, 8 for AVX2, 16 for AVX-512.
@@ -87,7 +87,7 @@ def c(
         raise ValueError("example_input must hold at least one image")
     example = examples[:1].contiguous()
     exact = fuse(capture(model, example))
-    graph = _rounded(exact, weights)
+    graph = rounded_graph(exact, weights)
     expected = output_of(model, example)
     check_same(TorchRunner(exact)(example), expected)
     steps = in_bands(
@@ -117,7 +117,8 @@ def _identifier(stem: str) -> str:
     return plain if plain[0].isalpha() else f"net_{plain}"
 
 
-def _rounded(graph: Graph, weights: Format) -> Graph:
+def rounded_graph(graph: Graph, weights: Format) -> Graph:
+    """Return the graph with the weights that a format can express."""
     nodes = (
         replace(node, weight=_rounded_weight(node, weights)) if isinstance(node, WeightedNode) else node
         for node in graph.nodes

@@ -47,10 +47,11 @@ def source_files() -> dict[str, str]:
     return files
 
 
-def joined_source(*names: str, lines: bool = False) -> str:
+def joined_source(*names: str, lines: bool = False, attributes: str = "unused") -> str:
     """Return C files and the headers that they include as one text, with all functions static.
 
-    With `lines`, compilers report errors by the names and lines of the files.
+    With `lines`, compilers report errors by the names and lines of the files. `attributes` are those of functions that
+    other files call.
     """
     files, seen = source_files(), set[str]()
 
@@ -70,7 +71,7 @@ def joined_source(*names: str, lines: bool = False) -> str:
                     yield f'#line {number + 1} "{name}"'
 
     return "\n".join(
-        ["#define LOCAL static __attribute__((unused))", *(line for name in names for line in expand(name)), ""]
+        [f"#define LOCAL static __attribute__(({attributes}))", *(line for name in names for line in expand(name)), ""]
     )
 
 
