@@ -55,6 +55,8 @@ class Pruner:
     """Whether fine-tuning can keep the method's mask."""
     every_divides_epoch: ClassVar[bool] = False
     """Whether the model is sparse only right after a mask update, so that one is needed at the end of each epoch."""
+    has_own_schedule: ClassVar[bool] = False
+    """Whether the method decides itself when it reaches `sparsity`, as fractions of `total_steps`."""
     ignores_options: ClassVar[bool] = False
     """Whether recipes may contain options that the method does not have, as for the baseline of any recipe."""
     resume_options: ClassVar[tuple[str, ...]] = ("every", "unit", "criterion", "channels", "weight_decay_at")

@@ -33,6 +33,7 @@ class GraNet(DropAndGrow):
     `scope` splits the random start at `initial_sparsity`; after that all layers compete.
     """
 
+    has_own_schedule = True
     info = MethodInfo(
         paper="Liu et al. 2021",
         when="every `every` steps, not at the end",

@@ -19,6 +19,7 @@ from regrow.core.pruner import Pruner
 class Phases(Pruner, ABC):
     """Starts dense and alternates between sparse and dense phases at the fractions `switches` of `total_steps`."""
 
+    has_own_schedule = True
     total_steps: int
     resume_options = (*Pruner.resume_options, "total_steps", "switches")
 

@@ -157,13 +157,13 @@ def _facts(heading: str) -> Table:
 
 
 def _sparsity(recipe: Recipe) -> str:
-    from regrow.methods.registry import find_method, method_options
+    from regrow.methods.registry import find_method
     from regrow.train.build import ramps
 
     pruned = f"{100 * recipe.sparsity:g} % of the {'filters' if recipe.prunes_filters else 'weights'}"
     if recipe.method == "oneshot":
         return f"{pruned}, in one step after {recipe.epochs} epochs"
-    if "total_steps" in method_options(find_method(recipe.method)):
+    if find_method(recipe.method).has_own_schedule:
         return f"{pruned}, on the method's own schedule"
     end = recipe.ramp_fraction * recipe.epochs if ramps(find_method(recipe.method)) else 0
     return f"{pruned}, " + (f"reached after {end:.4g} epochs" if end else "from the first step")

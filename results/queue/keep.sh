@@ -11,6 +11,7 @@ if [ -f "$run/result.json" ]; then
     echo "the long run is finished: python -m benchmarks.collect $run -o results/cifar10-resnet20.jsonl, then remove $kept"
 else
     mkdir -p "$kept"
-    cp "$run"/{checkpoint.pt,metrics.jsonl,recipe.toml} "$folder/machines.jsonl" "$kept/"
+    cp "$run"/{checkpoint.pt,metrics.jsonl} "$folder/machines.jsonl" "$kept/"
+    cp "$run/recipe.toml" "$kept/recipe.txt"  # under another name: it is not a run of the present code
     echo "kept the long run at epoch $(wc -l < "$kept/metrics.jsonl")"
 fi

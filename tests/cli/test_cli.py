@@ -158,7 +158,7 @@ def test_a_recipe_after_the_options_is_an_error(capsys, tmp_path, monkeypatch, n
         (("train", "digits", "--method", "dfp", "--dry-run"), "Did you mean 'dpf'"),
         (("train", "digits", "--method", "feedback"), "feedback needs --options compressor=VALUE"),
         (("train", "digits", "--method", "feedback", "--dry-run"), "feedback needs --options compressor=VALUE"),
-        (("train", "digits", "--options", "settle='x'", "--dry-run"), "settle must be a share in [0, 1], got 'x'"),
+        (("train", "digits", "--options", "settle='x'", "--dry-run"), "settle must be a fraction in [0, 1], got 'x'"),
         (
             ("train", "digits", "--options", "threshold=weak", "--dry-run"),
             "threshold must be 'hard' (ŵ = m⊙w) or 'soft'",
@@ -232,7 +232,7 @@ def test_methods_are_listed_and_explained(capsys):
     code, said, _ = call(capsys, "methods", "sparse-momentum")
     assert code == 0
     assert "Different from the authors' code" in said
-    assert "  rate  (default 0.5)\n" in said
+    assert "  drop_fraction  (default 0.5)\n" in said
     assert "  sparsity  (required)\n" in said
     code, _, said = call(capsys, "methods", "rigel")
     assert (code, said.startswith("regrow: unknown method 'rigel'. Did you mean 'rigl'?")) == (2, True)
