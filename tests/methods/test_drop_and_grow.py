@@ -341,7 +341,7 @@ def test_the_steps_at_which_dsr_doubles_its_period_can_be_chosen():
     model = TRAINING.model()
     optimizer = TRAINING.optimizer(model)
     pruner = regrow.DSR(model, optimizer, sparsity=0.5, every=10, total_steps=800, doublings=(0.25, 0.5, 0.75))
-    due = [t for t in range(1, 801) if pruner.due(t)]
+    due = [t for t in range(1, 801) if pruner.updates_at(t)]
     assert due == [*range(10, 200, 10), *range(200, 400, 20), *range(400, 600, 40), *range(640, 760, 80)]
     assert due[-1] == 720
     pruner.detach()
