@@ -87,8 +87,15 @@ def prepared(model: nn.Module, example_input: Tensor) -> tuple[nn.Module, Tensor
         raise TypeError(
             f"model must be a torch.nn.Module, got {type(model).__name__}; load a state dict into one first"
         )
+    if not (example_input.is_floating_point() or example_input.dtype is torch.uint8):
+        raise TypeError(
+            f"example_input must be floating point, got {example_input.dtype}: the engine computes in float32 and "
+            "cannot run models of complex numbers or of indices, such as tokens"
+        )
+    if example_input.is_cpu and example_input.layout is torch.strided and not has_values(example_input):
+        raise ValueError("example_input has no values in memory: it is a fake tensor, or its storage was freed")
     model = unwrap(model)
-    _check_present(model)
+    check_present(model)
     _check_permanent(model)
     return _in_single_precision(model), example_input.detach().to("cpu", torch.float32)
 
@@ -104,7 +111,7 @@ def exportable(model: nn.Module, example_input: Tensor | Inputs) -> tuple[nn.Mod
             f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), or several, got {example_input!r}"
         )
     model = unwrap(model)
-    _check_present(model)
+    check_present(model)
     inputs = tuple(value.detach() for value in given)
     inputs = tuple(torch.cat([value, value]) if len(value) == 1 else value.clone() for value in inputs)
     return copy.deepcopy(model).eval(), inputs
@@ -141,13 +148,41 @@ def check_same(result: Tensor, expected: Tensor) -> None:
         )
 
 
-def _check_present(model: nn.Module) -> None:
+def has_values(tensor: Tensor) -> bool:
+    """Whether a dense CPU tensor has memory for all its elements.
+
+    Fake tensors, wrappers of `torch.func` and tensors whose storage was freed or cut do not: reading from their address
+    would crash the process.
+    """
+    try:
+        storage = tensor.untyped_storage()
+        if storage.device.type != "cpu":  # asking a fake tensor for its address gives a warning
+            return False
+        numel = tensor.numel()
+        span = numel if tensor.is_contiguous() else 1 + sum(map(_reach, tensor.shape, tensor.stride()))
+        end = (tensor.storage_offset() + span) * tensor.element_size()
+        return numel == 0 or (tensor.data_ptr() != 0 and storage.nbytes() >= end)
+    except (RuntimeError, NotImplementedError):  # a tensor without storage
+        return False
+
+
+def _reach(size: int, stride: int) -> int:
+    return (size - 1) * stride
+
+
+def check_present(model: nn.Module) -> None:
     """Refuse a model whose weights or Python code are not available."""
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("model is a TorchScript module, which cannot be captured: pass the module it was made from")
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if absent := [name for name, tensor in tensors if tensor.is_meta]:
         raise ValueError(f"{absent[0]} is on the meta device, where weights have no values: load them first")
+    dense = [(name, tensor) for name, tensor in tensors if tensor.is_cpu and tensor.layout is torch.strided]
+    if absent := [name for name, tensor in dense if not has_values(tensor)]:
+        raise ValueError(
+            f"{absent[0]} has no values in memory: it is a fake or sharded tensor, or its storage was freed. Load the "
+            "weights first"
+        )
 
 
 def _check_permanent(model: nn.Module) -> None:

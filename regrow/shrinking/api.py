@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from regrow.checks import warn
-from regrow.core.modules import unwrap
+from regrow.core.modules import check_present, unwrap
 from regrow.shrinking.analyze import analyze
 from regrow.shrinking.channels import Flow, Layer, Reason, grouped
 from regrow.shrinking.plan import ChannelPlan, make_plan
@@ -104,6 +104,7 @@ def shrink(model: nn.Module, example_input: Any, *, round_to: int = 1, gather: b
     if isinstance(example_input, tuple | list) and all(isinstance(each, int) for each in example_input):
         raise TypeError(f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), got {example_input!r}")
     inputs = tuple(example_input) if isinstance(example_input, tuple | list) else (example_input,)
+    check_present(unwrap(model))
     original = copy.deepcopy(unwrap(model)).eval()
     with torch.no_grad():  # first of all, so that an unsuitable input raises the model's own error
         expected = original(*_copied(inputs))
