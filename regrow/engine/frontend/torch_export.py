@@ -208,7 +208,8 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
     for position, argument in enumerate(node.target._schema.arguments):
         given = node.kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None)
         values[argument.name] = node.args[position] if position < len(node.args) else given
-    return values
+    # In-place operations call their tensor `self`, even if the others of their name call it `input`.
+    return {"input": values["self"], **values} if "self" in values else values
 
 
 def _constants(program: torch.export.ExportedProgram) -> dict[fx.Node, torch.Tensor]:
