@@ -16,6 +16,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,14 +24,14 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from regrow.checks import warn
-from regrow.core.modules import check_present, unwrap
+from regrow.core.modules import check_present, disagreement, exact_outputs, unwrap
 from regrow.shrinking.analyze import analyze
 from regrow.shrinking.channels import Flow, Layer, Reason, grouped
 from regrow.shrinking.plan import ChannelPlan, make_plan
 from regrow.shrinking.rewrite import rewrite
 from regrow.shrinking.trace import LAYERS, UntraceableError, trace
 
-# Far above rounding errors, far below the effect of a misplaced channel.
+# Relative to the largest output: far above most rounding errors, far below the effect of a misplaced channel.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
@@ -112,8 +113,8 @@ def shrink(model: nn.Module, example_input: Any, *, round_to: int = 1, gather: b
         small: nn.Module
         small, layers = _shrunk(copy.deepcopy(original), _copied(inputs), round_to=round_to, gather=gather)
         with torch.no_grad():
-            difference = _difference(expected, small(*_copied(inputs)))
-        if difference is not None:
+            found = small(*_copied(inputs))
+        if (difference := _difference(expected, found, original, inputs)) is not None:
             raise UntraceableError(f"the shrunk model's outputs differ by {difference:.3g}")
         failed = ""
     except UntraceableError as why:
@@ -148,17 +149,18 @@ def _copied(inputs: tuple[Any, ...]) -> Any:
     return pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), inputs)
 
 
-def _difference(expected: Any, found: Any) -> float | None:
-    """Return the largest difference between two models' outputs, or None if it is only rounding.
+def _difference(expected: Any, found: Any, model: nn.Module, inputs: tuple[Any, ...]) -> float | None:
+    """Return the first difference between two models' outputs that is more than rounding; None if there is none.
 
     This guards against code that symbolic tracing cannot see, such as a forward that checks the type of its input.
     """
-    for x, y in zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True):
+    exact = cache(lambda: exact_outputs(model, inputs))
+    pairs = zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True)
+    for number, (x, y) in enumerate(pairs):
         if isinstance(x, Tensor) and x.is_floating_point():
-            limit = _TOLERANCE.get(x.dtype, 0.05) * max(1.0, float(x.abs().max()))
-            difference = float((x - y).abs().max()) if x.shape == y.shape else torch.inf
-            if not difference <= limit:
-                return difference
+            wrong = disagreement(y, x, lambda at=number: exact().get(at), _TOLERANCE.get(x.dtype, 0.05))  # type: ignore[misc]
+            if wrong is not None:
+                return wrong[0]
     return None
 
 
