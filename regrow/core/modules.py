@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+import reprlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,6 +65,18 @@ def named_parameters(model: nn.Module) -> dict[str, Parameter]:
     return clean if len(clean) == len(named) else dict(named)
 
 
+def brief(value: object) -> str:
+    """Describe a value in an error message: tensors by their shapes, anything else by the start of its `repr`."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, tuple | list) and any(isinstance(part, Tensor) for part in value):
+        parts = [brief(part) for part in value[:3]] + ["…"] * (len(value) > 3)
+        return f"a {type(value).__name__} of {', '.join(parts)}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with {reprlib.repr(list(value))}"
+    return reprlib.repr(value)
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put `model` into evaluation mode, and each of its modules back into its own mode afterwards."""
@@ -89,7 +102,7 @@ def prepared(model: nn.Module, example_input: Tensor) -> tuple[nn.Module, Tensor
     Raises a TypeError or ValueError for a model that cannot be compiled.
     """
     if not isinstance(example_input, Tensor):
-        raise TypeError(f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), got {example_input!r}")
+        raise TypeError(f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), got {brief(example_input)}")
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model must be a torch.nn.Module, got {type(model).__name__}; load a state dict into one first"
@@ -115,7 +128,7 @@ def exportable(model: nn.Module, example_input: Tensor | Inputs) -> tuple[nn.Mod
     given = example_input if isinstance(example_input, tuple) else (example_input,)
     if not given or not all(isinstance(value, Tensor) for value in given):
         raise TypeError(
-            f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), or several, got {example_input!r}"
+            f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), or several, got {brief(example_input)}"
         )
     model = unwrap(model)
     check_present(model)
