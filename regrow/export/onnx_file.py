@@ -88,7 +88,13 @@ def _make_sparse(proto: Any) -> None:
 def _compare(network: nn.Module, inputs: tuple[Tensor, ...], data: bytes) -> None:
     """Compare torch and ONNX Runtime on the example, on its first element, and on one element more than it has."""
     (runtime,) = _needed("onnxruntime")
-    session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    try:
+        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common class
+        kinds = {str(value.dtype) for value in network.parameters() if value.is_floating_point()} - {"torch.float32"}
+        hint = f" It lacks some operations in {', '.join(sorted(kinds))}: export model.float()." if kinds else ""
+        reason = str(error).partition("\n")[0]
+        raise RuntimeError(f"ONNX Runtime cannot run the model ({reason}): the file was not written.{hint}") from error
     names = [value.name for value in session.get_inputs()]
     for size in (len(inputs[0]), 1, len(inputs[0]) + 1):
         batch = [torch.cat([value, value])[:size] for value in inputs]

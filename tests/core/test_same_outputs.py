@@ -93,3 +93,10 @@ def test_a_model_that_cannot_run_in_float64_is_compared_in_float32():
             return super().forward(x.float())
 
     assert exact_outputs(Fixed(3, 4), (torch.randn(2, 3),)) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_a_precision_that_onnx_runtime_lacks_is_named(tmp_path, dtype):
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(RuntimeError, match=rf"lacks some operations in {dtype}: export model\.float\(\)"):
+        onnx(nn.Conv2d(3, 4, 3).to(dtype).eval(), X.to(dtype), tmp_path / "net.onnx")
