@@ -216,3 +216,14 @@ def test_every_operation_that_works_in_place_finds_its_tensor_by_the_name_of_the
             other = getattr(torch.ops.aten, name)
             expected = getattr(other, other.overloads()[0])._schema.arguments[0].name
             assert _arguments(graph.call_function(overload, (x,)))[expected] is x, name
+
+
+def test_all_operations_that_are_missing_are_named() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cos(torch.cumsum(torch.sin(x), 1))
+
+    with pytest.raises(
+        UnsupportedOperationError, match=r"cannot compile 'aten\.sin\..*aten\.cos\.default, aten\.cumsum"
+    ):
+        regrow.compile(Model(), X, tune=False)

@@ -81,11 +81,13 @@ class GraphBuilder:
 
     def lower(self, node: fx.Node) -> None:
         """Lower one operation."""
-        target, known = node.target, lowerings()
-        name = target._schema.name.removeprefix("aten::") if isinstance(target, torch._ops.OpOverload) else ""
+        name, known = _operation(node), lowerings()
         call = Call(self, node, name.removesuffix("_"))
         if call.name not in known:
-            raise call.unsupported(f"The engine can run {', '.join(known)}.")
+            calls = (other for other in node.graph.nodes if other.op == "call_function" and other.target != node.target)
+            others = {str(other.target) for other in calls if _operation(other).removesuffix("_") not in known}
+            also = f"It cannot run {', '.join(sorted(others))} of this model either. " if others else ""
+            raise call.unsupported(f"{also}The engine can run {', '.join(known)}.")
         call.args = _arguments(node)
         known[call.name](call)
         first = node.args[0] if node.args else None
@@ -199,6 +201,12 @@ class Call:
     def shares_memory(self, name: str) -> None:
         """Record that the result may be a view of an argument's memory."""
         self.graph.share(self.node, self.args[name])
+
+
+def _operation(node: fx.Node) -> str:
+    """Return the name of the operation that a node calls; empty if it is not one of torch's."""
+    target = node.target
+    return target._schema.name.removeprefix("aten::") if isinstance(target, torch._ops.OpOverload) else ""
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
