@@ -12,6 +12,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,12 +24,15 @@ from typing import Any
 import torch
 
 from regrow import files
+from regrow.cli.train import _train_one_rank
 from regrow.files.model_file import load_model
 from regrow.runs.folder import read_metrics, read_recipe, read_result
 from regrow.runs.recipe import Recipe
+from regrow.runs.stop import GRACE
 from regrow.sweep import run_all
 from regrow.sweep.jobs import jobs_for
 from regrow.train import checkpoint
+from regrow.train.distributed import launch
 from regrow.train.run import run
 from tests.train.processes import RECIPE, context, outcome
 
@@ -92,11 +97,30 @@ def sweeping(folder: Path, chance: random.Random) -> Tally:
     return tally
 
 
+def launching(folder: Path, chance: random.Random) -> Tally:
+    """Kill the launcher of two processes; they end by themselves in time, and the run ends like an undisturbed one."""
+    recipe = RECIPE.changed(seed=chance.randrange(1000), epochs=8)
+    _undisturbed(_launch, recipe, folder / "undisturbed")
+    tally, disturbed = Tally(), folder / "disturbed"
+    while _result(disturbed) is None:
+        launcher = _start(_launch, recipe, disturbed)
+        if chance.random() < 0.7:
+            _await_progress(launcher, disturbed)
+        launcher.join(chance.uniform(0, 1))
+        workers = _children(launcher)
+        _kill_within(launcher, 0.1, chance, tally)
+        await_end(workers)
+        tally.files += check_run(disturbed)
+    assert outcome(disturbed) == outcome(folder / "undisturbed"), f"{recipe.name()} ended with other bits"
+    return tally
+
+
 CAMPAIGNS: dict[str, Callable[[Path, random.Random], Tally]] = {
     "checkpoint writing": checkpoint_writing,
     "packing": packing,
     "training": training,
     "sweeping": sweeping,
+    "launching": launching,
 }
 
 
@@ -158,6 +182,27 @@ def _kill_a_worker(folder: Path, chance: random.Random) -> int:
     return 1
 
 
+def _children(process: BaseProcess) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
+    return [int(number) for number in found.stdout.split()]
+
+
+def await_end(workers: list[int]) -> None:
+    """Wait for processes whose parent was killed; they have `GRACE` seconds, and the machine may be busy."""
+    deadline = time.monotonic() + 2 * GRACE
+    while left := [worker for worker in workers if _is_running(worker)]:
+        assert time.monotonic() < deadline, f"processes {left} have survived their launcher"
+        time.sleep(0.01)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"  # a process that nobody has waited for yet has ended, too
+
+
 def _result(folder: Path) -> dict[str, Any] | None:
     return read_result(folder)
 
@@ -169,6 +214,13 @@ def _digest(folder: Path) -> str:
 
 def _train(recipe: Recipe, folder: Path) -> None:
     run(recipe, folder, save_every=OFTEN)
+
+
+def _launch(recipe: Recipe, folder: Path) -> None:
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    sys.exit(launch(_train_one_rank, (recipe, folder, OFTEN), nproc=2, restarts=0))
 
 
 def _sweep(recipes: list[Recipe], folder: Path) -> None:

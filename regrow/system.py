@@ -6,8 +6,11 @@ import hashlib
 import os
 import platform
 import secrets
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,19 +23,25 @@ _PACKAGES = (
     *("onnx", "onnxruntime", "openvino"),
 )
 
+_LARGEST_CACHED = 1 << 28
+"""Largest file in bytes that is read from the folder of kernels."""
+
 
 def cores() -> int:
     """Return how many CPUs this process may use; in a container, this can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def write_atomically(path: str | Path, data: bytes) -> None:
-    """Replace the file `path` by `data`; after a crash at any moment, it has its old or its new content."""
+def write_atomically(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Replace the file `path` by `data`; after a crash at any moment, it has its old or its new content.
+
+    `mode` are the permissions before the umask is applied.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with partial.open("xb") as file:
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -67,14 +76,67 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "regrow"
 
 
-def remember(path: Path, content: bytes) -> bool:
-    """Write a file of the cache and return True; if that is impossible, warn and return False."""
+def kernel_folder() -> Path:
+    """Return the folder of the cache for kernels and measured tiles, which only this user can change.
+
+    It is a folder of its own because libraries in it are executed, and users may share the rest of the cache.
+    """
+    return cache_folder() / "kernels"
+
+
+@contextmanager
+def trusted_folder(folder: Path) -> Iterator[int | None]:
+    """Open a folder; None if it is missing, or if anybody but this user and root can change what is in it."""
     try:
-        write_atomically(path, content)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield None
+        return
+    try:
+        yield handle if _is_ours(os.fstat(handle)) else None
+    finally:
+        os.close(handle)
+
+
+def read_trusted(folder: int, name: str) -> bytes | None:
+    """Read a file of a `trusted_folder`; None if it is missing, or if anybody but this user and root can change it."""
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError:
+        return None
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        suitable = stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST_CACHED and _is_ours(status)
+        return file.read(_LARGEST_CACHED) if suitable else None
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def recall(path: Path) -> bytes | None:
+    """Return what `remember` wrote; None if the file is missing, or if anybody but this user and root can change it."""
+    with trusted_folder(path.parent) as folder:
+        return None if folder is None else read_trusted(folder, path.name)
+
+
+def remember(path: Path, content: bytes) -> bool:
+    """Write a file of the cache and return True; if that is impossible, or useless for `recall`, warn and return False.
+
+    Others cannot write to the file or to a folder that is made for it, whatever the umask allows.
+    """
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with trusted_folder(path.parent) as folder:
+            if folder is None:
+                status = path.parent.stat()
+                owner, mode = status.st_uid, stat.S_IMODE(status.st_mode)
+                raise PermissionError(None, f"other users can change it: its owner is {owner}, its mode {mode:o}")
+        write_atomically(path, content, mode=0o644)
     except OSError as error:
         warn(
-            f"{path.parent} cannot be written ({error.strerror or error}): kernels and measurements of this model are "
-            "lost when the program ends. Set REGROW_CACHE to a folder that can be written.",
+            f"{path.parent} cannot be used as a cache ({error.strerror or error}): kernels and measurements of this "
+            "model are lost when the program ends. Set REGROW_CACHE to a folder of your own that can be written.",
             RuntimeWarning,
         )
         return False

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from regrow.analysis.macs import MacCounts, count_macs
-from regrow.core.modules import named_parameters, unwrap
+from regrow.core.modules import brief, named_parameters, unwrap
 from regrow.text import did_you_mean
 
 
@@ -187,14 +188,16 @@ def _align(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def account(
-    model: nn.Module, input_shape: Sequence[int] | Tensor, masks: Mapping[str, Tensor] | None = None
+    model: nn.Module,
+    input_shape: Sequence[int] | Tensor | tuple[Tensor, ...],
+    masks: Mapping[str, Tensor] | None = None,
 ) -> Account:
     """Count parameters and MACs of `model` for one input, with and without zeros.
 
     `input_shape` is the shape of one input without the batch dimension, such as `(3, 32, 32)`; a model that
-    takes something other than floats gets an example instead, a batch of one. The model runs once on it, in evaluation
-    mode and without gradients, and is not changed. On the meta device, all weights count as non-zero unless there are
-    masks.
+    takes something other than floats gets an example instead, a batch of one, or a tuple of several. The model runs
+    once on it, in evaluation mode and without gradients, and is not changed. On the meta device, all weights count as
+    non-zero unless there are masks.
 
     Zeros are the zeros of the weights or, with `masks` (by parameter name, True where a weight is kept), of the masks:
     a weight that has just grown back is zero but not pruned.
@@ -235,19 +238,27 @@ def _layer(name: str, parameter: Tensor, masks: Mapping[str, Tensor] | None, cou
     )
 
 
-def _counts(model: nn.Module, parameters: Mapping[str, Tensor], input_shape: Sequence[int] | Tensor) -> MacCounts:
+def _counts(
+    model: nn.Module, parameters: Mapping[str, Tensor], input_shape: Sequence[int] | Tensor | tuple[Tensor, ...]
+) -> MacCounts:
     first = next(iter(parameters.values()), torch.empty(0))
-    if isinstance(input_shape, Tensor):
-        return count_macs(model, parameters, input_shape.to(first.device))
+    examples = [input_shape] if isinstance(input_shape, Tensor) else [x for x in input_shape if isinstance(x, Tensor)]
+    if examples and len(examples) == (1 if isinstance(input_shape, Tensor) else len(input_shape)):
+        return count_macs(model, parameters, *(example.to(first.device) for example in examples))
+    sizes = [int(size) for size in input_shape if isinstance(size, Integral)]
+    if len(sizes) != len(input_shape):
+        raise TypeError(
+            f"input_shape must be a shape such as (3, 32, 32), or a tensor or several, got {brief(input_shape)}"
+        )
 
     def run(*shape: int) -> MacCounts:
         return count_macs(model, parameters, torch.zeros(1, *shape, device=first.device, dtype=first.dtype))
 
     try:
-        return run(*input_shape)
+        return run(*sizes)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).partition("\n")[0]
-        shape = tuple(input_shape)
+        shape = tuple(sizes)
         hint = f"; did you mean {shape[1:]}?" if _works(run, shape[1:]) else "."
         raise ValueError(
             f"the model does not run on an input of shape {shape} ({reason}). input_shape is the shape of one input,"

@@ -89,7 +89,7 @@ def c(
     exact = fuse(capture(model, example))
     graph = rounded_graph(exact, weights)
     expected = output_of(model, example)
-    check_same(TorchRunner(exact)(example), expected)
+    check_same(TorchRunner(exact)(example), expected, model, example)
     steps = in_bands(
         schedule(graph, lanes)
     )  # without joining shortcuts: int8 weights have one scale for each output channel

@@ -1,13 +1,18 @@
-"""Turns SIGINT and SIGTERM into a clean stop, for a run and for the driver of a sweep, which does not import torch."""
+"""Turns SIGINT, SIGTERM and the end of the parent process into a clean stop. Imports without torch."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+
+GRACE = 30.0
+"""Seconds in which a run must finish its current step and save it before its process is ended."""
 
 
 class StoppedError(Exception):
@@ -45,3 +50,27 @@ def stop_requests() -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def stop_with_parent() -> Iterator[None]:
+    """Ask the work of this process to stop when the process that started it ends, for whatever reason.
+
+    The process then ends as soon as the work has, or after `GRACE` seconds.
+    """
+    done = threading.Event()
+    threading.Thread(target=_watch_parent, args=(done,), daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _watch_parent(done: threading.Event) -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only the processes of multiprocessing have a parent to watch"
+    parent.join()
+    if not done.is_set():
+        os.kill(os.getpid(), signal.SIGTERM)
+        done.wait(GRACE)
+    os._exit(1)

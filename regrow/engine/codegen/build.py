@@ -23,7 +23,7 @@ from regrow.engine.ops.activations import FUNCTIONS
 from regrow.engine.ops.base import kernels as registered_kernels
 from regrow.engine.ops.base import structures
 from regrow.engine.plan.tiles import SHAPES, Shape
-from regrow.system import cache_folder, cores, digest, remember
+from regrow.system import cores, digest, kernel_folder, read_trusted, remember, trusted_folder
 
 COMPILERS = ("gcc", "clang", "cc")
 
@@ -206,12 +206,12 @@ def load_library(*, lanes: int | None = None) -> KernelLibrary:
         compiler = find_compiler()
     except NoCompilerError:
         compiler = ()
-    return _load(compiler, flags_for(lanes), str(cache_folder()), Kernels(SHAPES))
+    return _load(compiler, flags_for(lanes), str(kernel_folder()), Kernels(SHAPES))
 
 
 def specialized_library(library: KernelLibrary, kernels: Kernels) -> KernelLibrary:
     """Load the engine with the kernels of one network (see `specialize`)."""
-    return _load(library.compiler, library.flags, str(cache_folder()), kernels)
+    return _load(library.compiler, library.flags, str(kernel_folder()), kernels)
 
 
 @cache
@@ -219,45 +219,58 @@ def _load(compiler: tuple[str, ...], flags: tuple[str, ...], folder: str, kernel
     key = digest("\n".join([*kernels.sources(1), *flags, processor()]).encode())
     if compiler:
         key += "-" + digest("\n".join([*compiler, version_of(compiler)]).encode())
-    path = _known(Path(folder), key)
-    handle = _cached(path)
-    if path is not None and handle is not None:
-        key = path.stem.removeprefix("kernels-").rpartition("-")[0]
-    else:
-        handle = _built(compiler or find_compiler(), flags, Path(folder), kernels, key)
+    handle, key = _cached(Path(folder), key) or (
+        _built(compiler or find_compiler(), flags, Path(folder), kernels, key),
+        key,
+    )
     return KernelLibrary(handle, handle.regrow_lanes(), key, compiler, flags)
 
 
-def _cached(path: Path | None) -> ctypes.CDLL | None:
-    """Load a library from the cache; None if the system refuses to (the folder may be mounted with noexec)."""
-    try:
-        return None if path is None else _declared(path)
-    except OSError as error:
-        warn(f"the engine's kernels cannot be loaded from the cache and are built again: {error}", RuntimeWarning)
-        return None
+def _cached(folder: Path, key: str) -> tuple[ctypes.CDLL, str] | None:
+    """Load a library from the cache and return it with its full key; None if there is none, or if it cannot be loaded.
+
+    Its name has a digest of its content: loading a damaged file would crash the process. Nobody but this user and root
+    can change the open folder, so the file that was checked is the one that is loaded.
+    """
+    name_of_library = re.compile(rf"kernels-({key}(?:-[0-9a-f]+)?)-([0-9a-f]+)\.so")
+    with trusted_folder(folder) as opened:
+        if opened is None:
+            return None
+        for known in filter(None, map(name_of_library.fullmatch, sorted(entry.name for entry in os.scandir(opened)))):
+            content = read_trusted(opened, known[0])
+            if content is None or digest(content) != known[2]:
+                continue
+            try:
+                return _loaded_from(opened, known[0], content), known[1]
+            except (OSError, AttributeError) as error:  # the folder may be mounted with noexec
+                warn(
+                    f"the engine's kernels cannot be loaded from the cache and are built again: {error}", RuntimeWarning
+                )
+    return None
+
+
+def _loaded_from(folder: int, name: str, content: bytes) -> ctypes.CDLL:
+    """Load a library from an open folder: another folder may be at its path by now."""
+    place = Path("/proc/self/fd", str(folder))
+    if place.is_dir():
+        return _declared(place / name)
+    with tempfile.TemporaryDirectory() as private:  # other systems than Linux
+        copied = Path(private, name)
+        copied.write_bytes(content)
+        return _declared(copied)
 
 
 def _built(compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, kernels: Kernels, key: str) -> ctypes.CDLL:
-    """Build the library, and store it in the cache if it is writable."""
+    """Build the library in a private folder, and store it in the cache if nobody else can change it."""
     with tempfile.TemporaryDirectory() as build:
         built = _compile(compiler, flags, kernels, Path(build))
         content = built.read_bytes()
-        path = folder / f"kernels-{key}-{digest(content)}.so"
+        stored = remember(folder / f"kernels-{key}-{digest(content)}.so", content)
+        found = _cached(folder, key) if stored else None
         try:
-            return _cached(path if remember(path, content) else None) or _declared(built)
+            return _declared(built) if found is None else found[0]
         except OSError as error:
             raise NoCompilerError(f"the system cannot load the library that {compiler[0]} built: {error}") from error
-
-
-def _known(folder: Path, key: str) -> Path | None:
-    """Find a cached library. Its name has a digest of its content: loading a damaged file would crash the process."""
-    for path in sorted(folder.glob(f"kernels-{key}-*.so")):
-        try:
-            if path.stem.endswith(digest(path.read_bytes())):
-                return path
-        except OSError:
-            continue
-    return None
 
 
 def _declared(path: Path) -> ctypes.CDLL:
