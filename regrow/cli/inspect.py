@@ -62,12 +62,16 @@ def _unfinished(folder: Path) -> Account:
     """Return the account of an unfinished run, from its last checkpoint."""
     from regrow.analysis import account
     from regrow.runs.folder import read_recipe
+    from regrow.runs.recipe import UsageError
     from regrow.train.build import make_model
     from regrow.train.distributed import full_tensor, joined
     from regrow.train.loop import saved_masks
 
     recipe = read_recipe(folder).changed(device="cpu")
-    model = make_model(recipe)
+    try:
+        model = make_model(recipe)
+    except ValueError as error:
+        raise UsageError(f"{folder / 'recipe.toml'}: {error}") from None
     # Gathering sharded tensors needs a process group, even for one process.
     with joined("cpu", sharded=recipe.parallel == "fsdp") as ranks:
         state = _trainer_state(folder, ranks)

@@ -35,7 +35,6 @@ REMOTES = (
     ),
 )
 _UBYTE = 8
-_LARGEST = 2**30
 _CLASSES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -71,7 +70,8 @@ def _read(info: DatasetInfo, folder: Path, part: str) -> ImageSet:
 def _array(info: DatasetInfo, folder: Path, name: str, dimensions: int) -> Bytes:
     for path in _paths(folder, name):
         try:
-            return read_idx(path, dimensions)
+            most = max(info.train, info.test) * (info.size**2 if dimensions == 3 else 1)
+            return read_idx(path, dimensions, most=most)
         except DataError as error:
             raise broken(path, str(error), f"{info.source}.") from error
     raise broken(folder / f"{name}.gz", "is missing", f"{info.source}.")
@@ -81,9 +81,10 @@ def _paths(folder: Path, name: str) -> list[Path]:
     return [path for path in (folder / f"{name}.gz", folder / name) if path.is_file()]
 
 
-def read_idx(path: Path, dimensions: int) -> Bytes:
-    """Read an array of bytes with `dimensions` dimensions from an idx file, maybe compressed with gzip.
+def read_idx(path: Path, dimensions: int, *, most: int) -> Bytes:
+    """Read an array of at most `most` bytes in `dimensions` dimensions from an idx file, maybe compressed with gzip.
 
+    The limit is that of the data set: a small compressed file can hold any number of zeros.
     The format is: two zero bytes, the type, the number of dimensions, each size as a big-endian 32-bit word, the data.
     """
     try:
@@ -97,8 +98,8 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
                 raise DataError(f"ends within its header, after {len(header)} bytes")
             shape = tuple(int(size) for size in np.frombuffer(header, ">u4", offset=4))
             expected = math.prod(shape)
-            if expected > _LARGEST:
-                raise DataError(f"claims the impossible shape {shape}")
+            if expected > most:
+                raise DataError(f"claims the impossible shape {shape}: the data set has at most {most:,} bytes")
             content = file.read(expected + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot be read ({error})") from error
