@@ -104,7 +104,7 @@ def check_run(folder: Path) -> int:
     """Read every file of a run folder, whole or not there; return how many there are."""
     readers: dict[str, Callable[[Path], object]] = {
         "recipe.toml": lambda path: read_recipe(path.parent),
-        "checkpoint.pt": checkpoint.load,
+        "checkpoint.safetensors": checkpoint.load,
         "metrics.jsonl": lambda path: read_metrics(path.parent),
         "model.safetensors": load_model,
         "result.json": lambda path: read_result(path.parent),
@@ -140,7 +140,7 @@ def _await_progress(process: BaseProcess, folder: Path) -> None:
     """Wait for a new checkpoint, so that a machine too busy for anything between two kills still gets to the end."""
 
     def written() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in folder.rglob("checkpoint.pt")}
+        return {path: path.stat().st_mtime_ns for path in folder.rglob("checkpoint.safetensors")}
 
     before = written()
     while process.is_alive() and written() == before:
