@@ -84,6 +84,7 @@ def load(info: DatasetInfo, split: str, *, root: Path | str | None, download: bo
             if any((batches / name).is_file() for name in layout.batches[split]):
                 return _from_batches(info, layout, _in_folder(info, batches, layout.batches[split]))
         if (archive := folder / layout.archive.name).is_file():
+            files.check_download(archive, layout.archive, info)
             return _from_batches(info, layout, _in_archive(info, archive, layout.batches[split]))
     if root is not None or not download:
         raise files.missing(info, searched)

@@ -47,6 +47,9 @@ def load(info: DatasetInfo, split: str, *, root: Path | str | None, download: bo
     searched = files.folders(info.name, root)
     for folder in searched:
         if any(_paths(folder, f"{part}-images-idx3-ubyte")):
+            for remote in REMOTES:
+                if (folder / remote.name).is_file():
+                    files.check_download(folder / remote.name, remote, info)
             return _read(info, folder, part)
     if root is not None or not download:
         raise files.missing(info, searched)
