@@ -69,6 +69,27 @@ def packing(folder: Path, chance: random.Random) -> Tally:
     return _writing(_save_packed, _packed_number, folder, chance)
 
 
+def two_writer_packing(folder: Path, chance: random.Random) -> Tally:
+    """Two processes pack to the same file and are killed in turn; it is always whole, and nothing else is left."""
+    tally, path = Tally(), folder / "file"
+    folder.mkdir(parents=True)
+    writers = [_start(_save_packed_forever, path, number) for number in range(2)]
+    while not path.exists():
+        assert all(writer.is_alive() for writer in writers), "a writer ended before it wrote anything"
+    for _ in range(10):
+        number = chance.randrange(2)
+        _kill_within(writers[number], 0.2, chance, tally)
+        _packed_number(path)
+        tally.files += 1
+        writers[number] = _start(_save_packed_forever, path, number)
+    for writer in writers:
+        _kill_within(writer, 0.2, chance, tally)
+    time.sleep(2.5)  # younger partial files could be those of a writer that has just started
+    files.save({"weights": torch.zeros(1, 9), "number": torch.tensor(0)}, path)
+    assert [each.name for each in folder.iterdir()] == ["file"], "a killed writer's partial file is left"
+    return tally
+
+
 def sweeping(folder: Path, chance: random.Random) -> Tally:
     """Kill the driver of a sweep and its workers in turn; no finished run is lost or touched, all end alike."""
     shape = {"sparsity": 0.5, "every": None, "epochs": 12, "batch": 256, "finetune_epochs": 0}
@@ -95,6 +116,7 @@ def sweeping(folder: Path, chance: random.Random) -> Tally:
 CAMPAIGNS: dict[str, Callable[[Path, random.Random], Tally]] = {
     "checkpoint writing": checkpoint_writing,
     "packing": packing,
+    "two-writer packing": two_writer_packing,
     "training": training,
     "sweeping": sweeping,
 }
@@ -212,6 +234,13 @@ def _save_packed(path: Path) -> None:
         weights[::3] = number
         files.save({"weights": weights, "number": torch.tensor(number)}, path)
         _say(path, number)
+
+
+def _save_packed_forever(path: Path, start: int) -> None:
+    for number in range(start, 10**9, 2):
+        weights = torch.zeros(1 + 7919 * number % 5_000, 9)
+        weights[::3] = number
+        files.save({"weights": weights, "number": torch.tensor(number)}, path)
 
 
 def _packed_number(path: Path) -> int:
