@@ -164,7 +164,7 @@ class _Optional:
             return
         try:
             self._listener(event)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # rich exits if a pipe is closed
             name, self._listener = getattr(self._listener, "__name__", type(self._listener).__name__), None
             text = f"{name.strip('_')}: {type(error).__name__}: {error}".partition("\n")[0]
             _quietly(lambda: print(f"regrow: {text}. The run continues without it.", file=sys.stderr))
@@ -172,7 +172,7 @@ class _Optional:
 
 def _quietly(action: Callable[[], object]) -> None:
     """Do something whose failure must not change how a run ends."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception, SystemExit):
         action()
 
 
