@@ -237,7 +237,7 @@ def read_parquet(path: Path) -> object:
 def cifar_batches(_: Path) -> list[bytes]:
     import pickle
 
-    return [pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1, 2]}, protocol=2)]
+    return [pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1, 2]}, protocol=3)]
 
 
 def fuzz(name: str, seed: int, count: int) -> Counter[str]:
