@@ -28,7 +28,14 @@ import torch
 from benchmarks.kills import CAMPAIGNS
 from benchmarks.runner import RESULTS, machine, table
 
-KILLS = {"checkpoint writing": 300, "packing": 200, "training": 200, "sweeping": 50, "launching": 20}
+KILLS = {
+    "checkpoint writing": 300,
+    "packing": 200,
+    "two-writer packing": 100,
+    "training": 200,
+    "sweeping": 50,
+    "launching": 20,
+}
 
 
 def main() -> None:

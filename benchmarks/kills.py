@@ -74,6 +74,27 @@ def packing(folder: Path, chance: random.Random) -> Tally:
     return _writing(_save_packed, _packed_number, folder, chance)
 
 
+def two_writer_packing(folder: Path, chance: random.Random) -> Tally:
+    """Two processes pack to the same file and are killed in turn; it is always whole, and nothing else is left."""
+    tally, path = Tally(), folder / "file"
+    folder.mkdir(parents=True)
+    writers = [_start(_save_packed_forever, path, number) for number in range(2)]
+    while not path.exists():
+        assert all(writer.is_alive() for writer in writers), "a writer ended before it wrote anything"
+    for _ in range(10):
+        number = chance.randrange(2)
+        _kill_within(writers[number], 0.2, chance, tally)
+        _packed_number(path)
+        tally.files += 1
+        writers[number] = _start(_save_packed_forever, path, number)
+    for writer in writers:
+        _kill_within(writer, 0.2, chance, tally)
+    time.sleep(2.5)  # younger partial files could be those of a writer that has just started
+    files.save({"weights": torch.zeros(1, 9), "number": torch.tensor(0)}, path)
+    assert [each.name for each in folder.iterdir()] == ["file"], "a killed writer's partial file is left"
+    return tally
+
+
 def sweeping(folder: Path, chance: random.Random) -> Tally:
     """Kill the driver of a sweep and its workers in turn; no finished run is lost or touched, all end alike."""
     shape = {"sparsity": 0.5, "every": None, "epochs": 12, "batch": 256, "finetune_epochs": 0}
@@ -118,6 +139,7 @@ def launching(folder: Path, chance: random.Random) -> Tally:
 CAMPAIGNS: dict[str, Callable[[Path, random.Random], Tally]] = {
     "checkpoint writing": checkpoint_writing,
     "packing": packing,
+    "two-writer packing": two_writer_packing,
     "training": training,
     "sweeping": sweeping,
     "launching": launching,
@@ -128,7 +150,7 @@ def check_run(folder: Path) -> int:
     """Read every file of a run folder, whole or not there; return how many there are."""
     readers: dict[str, Callable[[Path], object]] = {
         "recipe.toml": lambda path: read_recipe(path.parent),
-        "checkpoint.pt": checkpoint.load,
+        "checkpoint.safetensors": checkpoint.load,
         "metrics.jsonl": lambda path: read_metrics(path.parent),
         "model.safetensors": load_model,
         "result.json": lambda path: read_result(path.parent),
@@ -164,7 +186,7 @@ def _await_progress(process: BaseProcess, folder: Path) -> None:
     """Wait for a new checkpoint, so that a machine too busy for anything between two kills still gets to the end."""
 
     def written() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in folder.rglob("checkpoint.pt")}
+        return {path: path.stat().st_mtime_ns for path in folder.rglob("checkpoint.safetensors")}
 
     before = written()
     while process.is_alive() and written() == before:
@@ -264,6 +286,13 @@ def _save_packed(path: Path) -> None:
         weights[::3] = number
         files.save({"weights": weights, "number": torch.tensor(number)}, path)
         _say(path, number)
+
+
+def _save_packed_forever(path: Path, start: int) -> None:
+    for number in range(start, 10**9, 2):
+        weights = torch.zeros(1 + 7919 * number % 5_000, 9)
+        weights[::3] = number
+        files.save({"weights": weights, "number": torch.tensor(number)}, path)
 
 
 def _packed_number(path: Path) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import glob
 import hashlib
 import os
 import platform
@@ -9,6 +12,7 @@ import secrets
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -27,6 +31,10 @@ _LARGEST_CACHED = 1 << 28
 """Largest file in bytes that is read from the folder of kernels."""
 
 
+# Seconds after which a partial file that nobody has locked was left by a killed process.
+_NEWLY_CREATED = 2.0
+
+
 def cores() -> int:
     """Return how many CPUs this process may use; in a container, this can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -39,18 +47,42 @@ def write_atomically(path: str | Path, data: bytes, *, mode: int = 0o666) -> Non
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            _lock(file.fileno())
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+            partial.replace(path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error  # the user does not know the partial file
     finally:
         partial.unlink(missing_ok=True)
     _sync_directory(path.parent)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the partial files of killed writers of `path`; those of living writers are locked."""
+    for abandoned in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}"):
+        with contextlib.suppress(OSError):
+            handle = os.open(abandoned, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+            try:
+                # A writer locks its file right after it has created it.
+                if time.time() - os.fstat(handle).st_mtime > _NEWLY_CREATED and _lock(handle):
+                    abandoned.unlink()
+            finally:
+                os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Lock an open file until it is closed; return False if another process has locked it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _sync_directory(folder: Path) -> None:
@@ -73,7 +105,10 @@ def cache_folder() -> Path:
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "regrow"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "regrow"
+    except RuntimeError:
+        raise OSError("the home folder is unknown. Set REGROW_CACHE to a folder that can be written.") from None
 
 
 def kernel_folder() -> Path:

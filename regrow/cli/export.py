@@ -62,6 +62,8 @@ def export(
         shrink: Remove pruned filters and everything that is connected only to them; the outputs stay the same.
         round_to: With --shrink, round channel counts up to multiples of this, for runtimes that prefer 8 or 16.
     """
+    from regrow.runs.recipe import UsageError
+
     to = to or ("program" if shrink else "packed")
     form = FORMATS[to]
     given = {name: value for name, value in asdict(format).items() if value != _OPTIONS[name].default}
@@ -72,6 +74,8 @@ def export(
     path = out or folder / f"{'model' if source.is_dir() else source.stem}{form.suffix}"
     if "mean" in form.options:
         given = _normalization(source) | given
+    if out is None and path.is_symlink():  # the folder may come from elsewhere
+        raise UsageError(f"{path} is a symbolic link. Remove it, or choose another file with --out.")
     with _writing(path):
         if not form.is_folder:
             check_file(path, f"model{form.suffix}")

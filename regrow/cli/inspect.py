@@ -61,31 +61,40 @@ def _file(path: Path) -> Account:
 def _unfinished(folder: Path) -> Account:
     """Return the account of an unfinished run, from its last checkpoint."""
     from regrow.analysis import account
-    from regrow.runs.folder import read_recipe
+    from regrow.runs.folder import CHECKPOINT, RunFolderError, read_recipe
+    from regrow.runs.recipe import UsageError
     from regrow.train.build import make_model
     from regrow.train.distributed import full_tensor, joined
     from regrow.train.loop import saved_masks
 
     recipe = read_recipe(folder).changed(device="cpu")
-    model = make_model(recipe)
+    try:
+        model = make_model(recipe)
+    except ValueError as error:
+        raise UsageError(f"{folder / 'recipe.toml'}: {error}") from None
     # Gathering sharded tensors needs a process group, even for one process.
     with joined("cpu", sharded=recipe.parallel == "fsdp") as ranks:
         state = _trainer_state(folder, ranks)
-        model.load_state_dict({name: full_tensor(value) for name, value in state["model"].items()})
-        masks = saved_masks(state["pruner"])
-    print(f"not finished: after {state['step']:,} steps\n")
+        try:
+            model.load_state_dict({name: full_tensor(value) for name, value in state["model"].items()})
+            masks = saved_masks(state["pruner"])
+            step = int(state["step"])
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RunFolderError(f"{folder / CHECKPOINT} is not a state of this run ({str(error)[:200]}).") from None
+    print(f"not finished: after {step:,} steps\n")
     return account(model, model.architecture.input_shape, masks)
 
 
 def _trainer_state(folder: Path, ranks: Ranks) -> dict[str, Any]:
-    from regrow.runs.folder import RunFolderError
+    from regrow.runs.folder import CHECKPOINT, RunFolderError
     from regrow.train import checkpoint
     from regrow.train.distributed import make_mesh
 
-    if not (folder / "checkpoint.pt").is_file():
-        raise RunFolderError(f"{folder} has no checkpoint yet.")
-    state = checkpoint.load(folder / "checkpoint.pt")
+    try:
+        state = checkpoint.load(folder / CHECKPOINT)
+    except FileNotFoundError:
+        raise RunFolderError(f"{folder} has no checkpoint yet.") from None
     if "shards" in state:
         state = checkpoint.load_sharded(folder, state, make_mesh("cpu", ranks))
-    trainer: dict[str, Any] = state["trainer"]
+    trainer: dict[str, Any] = state.get("trainer", {})
     return trainer

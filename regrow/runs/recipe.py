@@ -26,6 +26,9 @@ _FOLDER = Path(__file__).parent / "recipes"
 # Fields that do not influence the result.
 _NOT_IN_KEY = ("device", "threads", "parallel")
 
+# A recipe may come from elsewhere: torch crashes if it is asked for more threads than the system allows.
+_MOST_THREADS = 1024
+
 # torch's generator takes signed 64-bit seeds.
 _LARGEST_SEED = 2**63 - 1
 
@@ -291,6 +294,8 @@ def _check_ranges(recipe: Recipe) -> None:
             value = getattr(recipe, name)
             if value not in (None, "auto") and value < least:
                 raise RecipeError(f"{name} must be at least {least}, got {value}")
+    if recipe.threads is not None and recipe.threads > _MOST_THREADS:
+        raise RecipeError(f"threads must be at most {_MOST_THREADS:,}, got {recipe.threads}")
     if recipe.seed > _LARGEST_SEED:
         raise RecipeError(f"seed must be below 2**63, got {recipe.seed}")
     for name in ("lr", "finetune_lr", "lr_drop_factor"):

@@ -1,4 +1,4 @@
-"""Turns SIGINT, SIGTERM and the end of the parent process into a clean stop. Imports without torch."""
+"""Turns SIGINT, SIGTERM, SIGHUP and the end of the parent process into a clean stop. Imports without torch."""
 
 from __future__ import annotations
 
@@ -31,12 +31,17 @@ class Stop:
 
 @contextmanager
 def stop_requests() -> Iterator[Stop]:
-    """Record the first SIGINT or SIGTERM instead of exiting; a second one is handled as usual."""
+    """Record the first SIGINT, SIGTERM or SIGHUP (a closed terminal) instead of exiting; a second one acts as usual.
+
+    A signal that the process ignores, such as SIGHUP under nohup, stays ignored.
+    """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # only the main thread may handle signals
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
 
     def note(number: int, frame: FrameType | None) -> None:
         stop.signal = number

@@ -17,10 +17,12 @@ from regrow.analysis import Account, account
 from regrow.files.model_file import safetensors, save_model
 from regrow.models import Network
 from regrow.runs.folder import (
+    CHECKPOINT,
     DIVERGED,
     Metrics,
     RunFolderError,
     cannot_write,
+    check_entries,
     locked,
     read_metrics,
     read_result,
@@ -73,6 +75,7 @@ def _enter(recipe: Recipe, folder: Path, lock: ExitStack) -> Recipe:
     except OSError as error:
         raise cannot_write(folder, error) from error
     lock.enter_context(locked(folder))
+    check_entries(folder)
     remove_partial(folder)
     return _completed(recipe, folder)
 
@@ -118,7 +121,7 @@ class _Run:
     ) -> None:
         self.recipe, self.folder, self.stop, self.ranks = recipe, folder, stop, ranks
         self._listeners, self._save_every = listeners, save_every
-        self._checkpoint = folder / "checkpoint.pt"
+        self._checkpoint = folder / CHECKPOINT
 
     def complete(self) -> dict[str, Any]:
         """Train what is left and return the result."""
@@ -172,9 +175,15 @@ class _Run:
         )
 
     def _read(self) -> dict[str, Any]:
-        if not self._checkpoint.is_file():
+        try:
+            state = checkpoint.load(self._checkpoint)
+        except FileNotFoundError:
+            if (older := self.folder / "checkpoint.pt").exists():
+                raise RunFolderError(
+                    f"{older} is a checkpoint of an older version of regrow. Resume with that version, or remove it to "
+                    "start from the beginning."
+                ) from None
             return {"metrics": 0, "seconds": 0.0, "last": None}
-        state = checkpoint.load(self._checkpoint)
         kinds = {"trainer": dict, "metrics": int, "seconds": float, "last": dict | None}
         for name, kind in kinds.items():
             if not isinstance(state.get(name), kind):
@@ -213,6 +222,7 @@ class _Run:
         if self.recipe.parallel == "fsdp":
             state = checkpoint.save_sharded(self.folder, state, self.ranks)
         if self._metrics:
+            self._metrics.check_present()
             checkpoint.save(self._checkpoint, {**state, "metrics": self._metrics.position})
         if self._metrics and "shards" in state:
             remove_shards(self.folder, keep=str(state["shards"]))
@@ -226,6 +236,8 @@ class _Run:
 
     def _write_result(self, model: Network, costs: Account) -> dict[str, Any]:
         last = self._last or {}
+        if self._metrics:
+            self._metrics.check_present()
         self._save_model(model)
         about = self._about()
         result = {

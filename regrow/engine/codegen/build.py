@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -10,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +31,10 @@ COMPILERS = ("gcc", "clang", "cc")
 
 MOST_UNITS, LEAST_KERNELS = 4, 4
 """Most compilers that share a build, and fewest kernels for each: all of them read the headers first."""
+
+
+# Start of the names of temporary folders in which kernels are built.
+_BUILD = "regrow-build-"
 
 
 class NoCompilerError(RuntimeError):
@@ -177,6 +183,8 @@ def call_compiler(compiler: tuple[str, ...], arguments: list[str]) -> None:
     done = subprocess.run([*compiler, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise NoCompilerError(f"{' '.join(compiler)} could not build the kernels:\n{done.stderr.strip()[:2000]}")
+    if not Path(arguments[arguments.index("-o") + 1]).is_file():
+        raise NoCompilerError(f"{' '.join(compiler)} built nothing: is it a C compiler? Set CC to one.")
 
 
 # ---- the library
@@ -262,7 +270,8 @@ def _loaded_from(folder: int, name: str, content: bytes) -> ctypes.CDLL:
 
 def _built(compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, kernels: Kernels, key: str) -> ctypes.CDLL:
     """Build the library in a private folder, and store it in the cache if nobody else can change it."""
-    with tempfile.TemporaryDirectory() as build:
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=_BUILD) as build:
         built = _compile(compiler, flags, kernels, Path(build))
         content = built.read_bytes()
         stored = remember(folder / f"kernels-{key}-{digest(content)}.so", content)
@@ -271,6 +280,15 @@ def _built(compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, kern
             return _declared(built) if found is None else found[0]
         except OSError as error:
             raise NoCompilerError(f"the system cannot load the library that {compiler[0]} built: {error}") from error
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the temporary folders of this user's builds that were killed more than an hour ago."""
+    for path in folder.glob(f"{_BUILD}*"):
+        with contextlib.suppress(OSError):
+            facts = path.lstat()
+            if facts.st_uid == os.getuid() and time.time() - facts.st_mtime > 3600:
+                shutil.rmtree(path)
 
 
 def _declared(path: Path) -> ctypes.CDLL:
