@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, get_args, get_type_hints
+from typing import Any, TypedDict, get_args, get_type_hints
 
 import torch.distributed as dist
 
@@ -76,14 +76,6 @@ def required_total(method: object, total_steps: int | None) -> int:
     """Return `total_steps` of a method that needs the length of the training."""
     meaning = "the optimizer steps of the whole training: epochs * len(loader)"
     return required_steps(method, total_steps, "total_steps", meaning)
-
-
-def required_period(method: object, every: int | Literal["auto"] | None) -> int | Literal["auto"]:
-    """Return `every` of a method whose authors update the mask once per epoch."""
-    if every == "auto":
-        return "auto"
-    meaning = "the optimizer steps between mask updates: every=len(loader) is once per epoch, as its authors ran it"
-    return required_steps(method, every, "every", meaning)
 
 
 def check_constant(method: object, sparsity: float, why: str = "is sparse from the start") -> float:

@@ -73,7 +73,7 @@ class Pruner:
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int | Literal["auto"] = 16,
+        every: int | Literal["auto"] = "auto",
         scope: Scope = "global",
         unit: str = "weight",
         criterion: Criterion | None = None,
@@ -186,10 +186,14 @@ class Pruner:
             self.requested = sparsity  # only once the selection has succeeded
             yield name, self.units.mask(self.targets[name], scores[name], keep, inside)
 
+    @classmethod
+    def is_periodic(cls) -> bool:
+        """Return whether the method has a period, the option `every`."""
+        return "every" in inspect.signature(cls).parameters
+
     def warn_if_idle(self, total_steps: int) -> None:
         """Warn if a method with a period makes no mask update in a training of `total_steps` optimizer steps."""
-        periodic = "every" in inspect.signature(type(self)).parameters
-        if not periodic or any(self.updates_at(t) for t in range(1, total_steps + 1)):
+        if not self.is_periodic() or any(self.updates_at(t) for t in range(1, total_steps + 1)):
             return
         warn(
             f"{type(self).__name__} makes no mask update in this training (steps: {total_steps:,}, "
@@ -364,6 +368,8 @@ class Pruner:
     def _update_masks(self) -> None:
         if self.memory is Memory.FORGET:
             self._write_pruned()  # momentum has moved pruned weights: they count as zero and grow back from zero
+        for weight in self._weights.values():
+            weight.take_replaced_storage()  # the masks are made from the weights of this step
         flips = 0
         for name, mask in self._all_masks(self.step):
             weight = self._weights[name]
@@ -397,7 +403,7 @@ class Pruner:
     def __repr__(self) -> str:
         # The reached sparsity is counted over all processes: a print in one of them must not wait for the others.
         target = f"target sparsity {self.requested:.1%}, {len(self.targets)} tensors"
-        return f"<{type(self).__name__} at step {self.step}: {target}>"
+        return f"<{type(self).__name__} at step {self.step}: {target}, every={self.every}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} belongs to its optimizer and cannot be copied: use state_dict()")

@@ -63,7 +63,7 @@ class DPF(Pruner):
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int | Literal["auto"] = 16,
+        every: int | Literal["auto"] = "auto",
         stabilize: bool = False,
         settle: float = 0.0,
         total_steps: int | None = None,

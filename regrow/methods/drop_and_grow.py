@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from regrow.core.budget import Scope, keep_largest
 from regrow.core.distributed import local_part
-from regrow.core.options import EPOCH, check_constant, required_period, required_total
+from regrow.core.options import EPOCH, check_constant, required_total
 from regrow.core.pruner import Pruner
 from regrow.core.random import uniform
 from regrow.core.schedule import Schedule
@@ -53,7 +53,7 @@ class DropAndGrow(Pruner, ABC):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | Literal["auto"] | None,
+        every: int | Literal["auto"],
         total_steps: int | None,
         seed: int = 0,
         scope: Scope | None = None,
@@ -66,7 +66,7 @@ class DropAndGrow(Pruner, ABC):
             model,
             optimizer,
             sparsity=self.ramp(sparsity),
-            every=required_period(self, every),
+            every=every,
             scope=scope or self.scope,
             targets=targets,
             include_last=self.include_last if include_last is None else include_last,

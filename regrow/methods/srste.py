@@ -46,7 +46,7 @@ class SRSTE(Pruner):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        every: int | Literal["auto"] = 1,
+        every: int | Literal["auto"] = "auto",
         unit: str = "2:4",
         lambda_w: float = 2e-4,
         targets: TargetSpec = None,

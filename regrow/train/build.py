@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from regrow import data, models
 from regrow.core.modules import named_parameters
+from regrow.core.options import EPOCH
 from regrow.core.pruner import Pruner
 from regrow.core.schedule import Constant, Cubic, Schedule, scaled_period
 from regrow.core.state import Masks
@@ -158,6 +159,8 @@ _SHARED = {
     "floor": "floor",
     "decay_at": "weight_decay_at",
     "every": "every",
+    "settle": "settle",
+    "stabilize": "stabilize",
 }
 
 # A string that needs no quotes: in TOML only true, false, inf and nan look like it.
@@ -207,8 +210,8 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
         pruner.warn_if_idle(recipe.epochs * steps)
     if method.every_divides_epoch and steps % pruner.every:
         raise RecipeError(
-            f"{recipe.method} is sparse only right after a mask update, and it is evaluated after each epoch: every must "
-            f"divide the {steps} steps of an epoch, got {pruner.every}"
+            f"{recipe.method} is sparse only right after a mask update, and it is evaluated after each epoch: every "
+            f"must divide the {steps} steps of an epoch, got {pruner.every}"
         )
     return pruner
 
@@ -236,10 +239,10 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
         "total_steps": total,
         "seed": recipe.seed,
     }
-    if known.get("every", ...) is None and recipe.every is None:
-        facts["every"] = steps  # methods without a default period update once per epoch
+    period = steps if method.period == EPOCH else method.period  # the paper's own, in epochs of this length
+    if recipe.every is None and known.get("every") == "auto":
+        facts["every"] = period
     if recipe.every == "auto" and "every" in known:
-        period = steps if known["every"] is None else method.period
         end = round(recipe.ramp_fraction * total) if ramps(method) else None
         period = scaled_period(period, ramp_end=end or None, total_steps=total)
         if method.every_divides_epoch:  # it must have just pruned when it is evaluated at the end of an epoch

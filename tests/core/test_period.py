@@ -62,8 +62,24 @@ def test_imagenet_in_the_paper_keeps_its_16_steps():
         (regrow.SparseMomentum, {"sparsity": 0.9, "total_steps": 31_280}, EPOCH // 2),
     ],
 )
-def test_auto_scales_the_period_of_every_periodic_method(method, options, expected):
-    assert method(*_parts(), every="auto", **options).every == expected
+def test_the_default_scales_the_period_of_every_periodic_method(method, options, expected):
+    pruner = method(*_parts(), **options)
+    assert pruner.every == expected
+    assert f"every={expected}>" in repr(pruner)
+
+
+@pytest.mark.parametrize(
+    ("method", "period"),
+    [("dpf", 16), ("dns", 1), ("rigl", 100), ("dsr", 100), ("granet", 1000)]
+    + [(method, 21) for method in ("incremental", "set", "sparse-momentum", "sfp")],
+)
+def test_a_recipe_without_a_period_has_the_one_of_the_methods_paper(method, period):
+    from regrow.runs.recipe import Recipe
+    from regrow.train.build import make_model, make_optimizer
+
+    recipe = Recipe(method=method, data="digits", width=4, epochs=200)
+    model = make_model(recipe)
+    assert make_pruner(recipe, model, make_optimizer(recipe, model, kind="sgd", lr=0.1), 21).every == period
 
 
 def test_a_saved_period_wins_over_the_one_that_auto_would_choose():
