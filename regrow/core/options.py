@@ -11,7 +11,7 @@ import torch.distributed as dist
 from regrow.checks import check_steps
 from regrow.core.budget import Scope
 from regrow.core.hooks import WeightDecayAt
-from regrow.core.targets import TargetSpec
+from regrow.core.targets import Names, TargetSpec
 from regrow.core.units import Criterion
 
 EPOCH = 391
@@ -37,7 +37,9 @@ class PrunerOptions(TypedDict, total=False):
     scale: a pruned filter can come back only if others become smaller.
     """
     targets: TargetSpec
-    """Names, globs or a predicate; by default every convolution and linear layer."""
+    """Names, globs, modules or a predicate; by default every convolution, linear layer and attention."""
+    exclude: Names
+    """Names, globs or modules that are not pruned."""
     include_last: bool
     """Whether the last linear layer is among the default targets."""
     floor: int

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, NoReturn
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from regrow.core.hooks import (
 from regrow.core.options import MethodInfo, full_signature
 from regrow.core.schedule import Schedule, as_schedule, check_sparsity, scaled_period
 from regrow.core.state import Masks, Stats, checked_masks, load_weights, pruning_error, save_weights, stable_name
-from regrow.core.targets import Target, TargetSpec, find_targets, zero_outside
+from regrow.core.targets import Names, Target, TargetSpec, find_targets, spared_layer, zero_outside
 from regrow.core.units import Criterion, parse_unit
 from regrow.core.weights import Memory, Weight, Weights, make_weight
 
@@ -79,6 +79,7 @@ class Pruner:
         criterion: Criterion | None = None,
         channels: bool = False,
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
         floor: int = 0,
         weight_decay_at: WeightDecayAt = "dense",
@@ -95,7 +96,9 @@ class Pruner:
         self.schedule = as_schedule(sparsity)
         self.units.check(self.schedule)
         self._auto_every, self.every = every == "auto", self._period(every)
-        found = find_targets(model, targets, include_last=include_last)
+        found = find_targets(model, targets, include_last=include_last, exclude=exclude)
+        self._model = ref(model)
+        self.spared = spared_layer(model) if targets is None and not include_last else None
         found = self.units.usable(model, found, chosen=targets is not None)
         self.targets = {target.name: target for target in found}
         self._all_targets = [*found, *self.units.tied_parameters(model, found)]
@@ -388,13 +391,13 @@ class Pruner:
 
     def _warn_of_collapse(self) -> None:
         kept = self.shards.counts(self._weights[name].mask for name in self.targets)
-        for name, left in zip(self.targets, kept, strict=True):
-            if not left and name not in self._collapsed:
-                self._collapsed.add(name)
-                warn(
-                    f"all of {name} is pruned at step {self.step}. Nothing is protected by default; floor=1 keeps one "
-                    "unit of every layer, scope='layer' prunes the same fraction of every layer."
-                )
+        found = [name for name, left in zip(self.targets, kept, strict=True) if not left]
+        if new := [name for name in found if name not in self._collapsed]:
+            self._collapsed.update(new)
+            warn(
+                f"all of {', '.join(new)} is pruned at step {self.step}. Nothing is protected by default; floor=1 "
+                "keeps one unit of every layer, scope='layer' prunes the same fraction of every layer."
+            )
 
     def _write_pruned(self) -> None:
         self._weights.write_pruned()
@@ -403,7 +406,8 @@ class Pruner:
     def __repr__(self) -> str:
         # The reached sparsity is counted over all processes: a print in one of them must not wait for the others.
         target = f"target sparsity {self.requested:.1%}, {len(self.targets)} tensors"
-        return f"<{type(self).__name__} at step {self.step}: {target}, every={self.every}>"
+        dense = f", {self.spared} stays dense" if self.spared else ""
+        return f"<{type(self).__name__} at step {self.step}: {target}{dense}, every={self.every}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} belongs to its optimizer and cannot be copied: use state_dict()")

@@ -20,7 +20,7 @@ from regrow.core.budget import prune_count
 from regrow.core.options import EPOCH, MethodInfo
 from regrow.core.pruner import Pruner
 from regrow.core.schedule import Schedule
-from regrow.core.targets import TargetSpec
+from regrow.core.targets import Names, TargetSpec
 from regrow.core.units import Criterion
 from regrow.core.weights import Memory
 
@@ -48,10 +48,16 @@ class SFP(Pruner):
         every: int | Literal["auto"] = "auto",
         criterion: Criterion = "l2",
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        options: dict[str, Any] = {"targets": targets, "include_last": include_last, "process_group": process_group}
+        options: dict[str, Any] = {
+            "targets": targets,
+            "exclude": exclude,
+            "include_last": include_last,
+            "process_group": process_group,
+        }
         chosen: dict[str, Any] = {"unit": "filter", "criterion": criterion, "scope": "layer"}
         super().__init__(model, optimizer, sparsity=sparsity, every=every, **chosen, **options)
 
