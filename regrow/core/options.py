@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypedDict, get_args, get_type_hints
 
@@ -13,6 +14,7 @@ from regrow.core.budget import Scope
 from regrow.core.hooks import WeightDecayAt
 from regrow.core.targets import Names, TargetSpec
 from regrow.core.units import Criterion
+from regrow.text import did_you_mean
 
 EPOCH = 391
 """Steps of an epoch in the paper's comparison (CIFAR-10, batch 128): the period of methods that update every epoch."""
@@ -85,6 +87,18 @@ def check_constant(method: object, sparsity: float, why: str = "is sparse from t
     if callable(sparsity):
         raise TypeError(f"{type(method).__name__} {why}: sparsity must be a number, got {sparsity!r}")
     return sparsity
+
+
+def check_keywords(cls: Any, given: Iterable[str]) -> None:
+    """Raise an error that names the method and the nearest option if it does not have one of the `given` options."""
+    own = inspect.signature(cls.__init__).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD and each.annotation is each.empty for each in own):
+        return  # it may use any name
+    known = list(inspect.signature(cls).parameters)
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known[2:], cutoff=0.5) or f" It takes {', '.join(known[2:])}."
+            raise TypeError(f"{cls.__name__} has no option {name!r}.{hint}")
 
 
 def full_signature(cls: Any) -> inspect.Signature:
