@@ -77,8 +77,8 @@ class Recipe:
     """Whether weight decay acts on the dense weights w (the default) or on the pruned weights ŵ."""
     settle: float | None = None
     """Fraction of training, at its end, in which the masks stay fixed (dpf); 0.1 helps in short trainings. None: 0."""
-    stabilize: bool | None = None
-    """Bound the gradients of filters that are pruned as a whole (dpf), which helps at high sparsity. None: do not."""
+    stabilize: bool = False
+    """Bound the gradients of filters that are pruned as a whole (dpf), which helps at high sparsity."""
     options: tuple[str, ...] = ()
     """More options of the method, such as drop_fraction=0.2 or criterion=rms; see `regrow methods NAME`."""
     masks: str | None = None

@@ -160,7 +160,6 @@ _SHARED = {
     "decay_at": "weight_decay_at",
     "every": "every",
     "settle": "settle",
-    "stabilize": "stabilize",
 }
 
 # A string that needs no quotes: in TOML only true, false, inf and nan look like it.
@@ -258,6 +257,7 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
 def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that the recipe sets; an option that the method does not have is an error."""
     fields = {name: getattr(recipe, field) for field, name in _SHARED.items()}
+    fields["stabilize"] = recipe.stabilize or None
     given = {name: value for name, value in fields.items() if value not in (None, (), "auto")}
     if method.ignores_options:
         return {name: value for name, value in given.items() if name in known}

@@ -100,6 +100,17 @@ def test_a_saved_period_wins_over_the_one_that_auto_would_choose():
         fixed.load_state_dict(pruner.state_dict())
 
 
+@pytest.mark.parametrize("fields", [{"settle": 0.1, "stabilize": True}, {"options": ("settle=0.1", "stabilize=true")}])
+def test_recipes_settle_by_a_field_or_by_an_option(fields):
+    from regrow.runs.recipe import Recipe
+    from regrow.train.build import make_model, make_optimizer
+
+    recipe = Recipe(data="digits", width=4, epochs=20, every="auto", **fields)
+    model = make_model(recipe)
+    pruner = make_pruner(recipe, model, make_optimizer(recipe, model, kind="sgd", lr=0.1), 21)
+    assert (pruner.settle, pruner.stabilize, pruner.total_steps) == (0.1, True, 420)
+
+
 @pytest.mark.parametrize("every", ["often", 0, 1.5])
 def test_a_period_is_a_number_of_steps_or_auto(every):
     with pytest.raises((TypeError, ValueError), match="every must be"):
