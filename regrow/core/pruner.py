@@ -275,7 +275,9 @@ class Pruner:
     def _kept(self, weight: Weight) -> Tensor:
         """Return where the model has weights: in the mask, and wherever others have written some."""
         written = self._detached or (not self._weights.holding_dense and weight.was_modified)
-        return weight.mask | (weight.target.local != 0) if written else weight.kept
+        if written:
+            return weight.mask | (weight.target.local != 0)
+        return weight.kept if self.memory is Memory.SOFT else weight.mask
 
     def _check_model(self) -> None:
         """Raise if the model holds other parameters than those that are pruned."""
