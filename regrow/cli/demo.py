@@ -14,12 +14,20 @@ if TYPE_CHECKING:
 
 SPARSITY = 0.95
 _COMMON = Recipe(
-    data="digits", model="small", sparsity=SPARSITY, epochs=25, batch=64, lr=0.1, ramp_by="step", threads=1
+    data="digits",
+    model="small",
+    sparsity=SPARSITY,
+    epochs=25,
+    batch=64,
+    lr=0.1,
+    every="auto",
+    ramp_by="step",
+    threads=1,
 )
 RECIPES = {
     "dense": _COMMON.changed(method="dense"),
     "one-shot": _COMMON.changed(method="oneshot", finetune_epochs=5, finetune_lr=0.01),
-    "DPF": _COMMON.changed(method="dpf"),
+    "DPF": _COMMON.changed(method="dpf", settle=0.1),
 }
 
 
@@ -138,7 +146,7 @@ def _show_files(console: Console, out: Path, packed: Path) -> None:
         "regrow train digits --sparsity 0.98": "how far does it go?",
         f"regrow inspect {out / 'DPF'}": "what is left of each layer",
         "regrow recipes": "CIFAR-10 and ImageNet as in the paper",
-        "pruner = regrow.DPF(model, optimizer, sparsity=0.9)": "the same in your own training loop",
+        "regrow.DPF(model, optimizer, sparsity=ramp, settle=0.1, total_steps=steps)": "the same in your own loop",
     }
     widest = max(map(len, next_steps))
     console.print("\nWhat to try next")

@@ -6,10 +6,13 @@ import gc
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, Optimizer, RAdam, RMSprop
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from regrow.checks import warn
 from regrow.core.distributed import ShardGroup, local_part
 from regrow.core.targets import Target
 
@@ -39,6 +42,11 @@ class StepHooks:
         self._shards, self._before, self._after, self._around = shards, before, after, around
         self._hooks = (optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end))
 
+    @property
+    def running(self) -> bool:
+        """Whether the optimizer is inside a step."""
+        return self._running
+
     def remove(self) -> None:
         """Remove the hooks from the optimizer."""
         for hook in self._hooks:
@@ -60,6 +68,40 @@ class StepHooks:
             return
         self._running = False
         self._after(not self.initializing and not overflowed(optimizer))
+
+
+class OtherSteps:
+    """Warns at the first step of an optimizer that holds weights of another optimizer's pruner.
+
+    A hook of torch for all optimizers sees it. An optimizer is looked at once until the next pruner is attached.
+    """
+
+    def __init__(self, owners: Mapping[int, Any]) -> None:
+        self._owners = owners
+        self._known: WeakSet[Optimizer] = WeakSet()
+        self._registered = False
+
+    def watch(self) -> None:
+        """Look at all optimizers again, because a pruner was attached."""
+        self._known.clear()
+        if not self._registered:
+            register_optimizer_step_pre_hook(self._before_step)
+            self._registered = True
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer in self._known:
+            return
+        self._known.add(optimizer)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                pruner = self._owners.get(id(parameter))
+                if pruner is not None and pruner.optimizer is not optimizer and not pruner.is_stepping:
+                    kind = type(pruner).__name__
+                    warn(
+                        f"a {type(optimizer).__name__} steps weights that a {kind} prunes with another optimizer: they "
+                        f"do not stay pruned. detach() the {kind} and attach a new one to the optimizer that trains."
+                    )
+                    return
 
 
 def _is_nested(optimizer: Optimizer) -> bool:

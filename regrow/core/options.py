@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, get_args, get_type_hints
+from typing import Any, TypedDict, get_args, get_type_hints
 
 import torch.distributed as dist
 
 from regrow.checks import check_steps
 from regrow.core.budget import Scope
 from regrow.core.hooks import WeightDecayAt
-from regrow.core.targets import TargetSpec
+from regrow.core.targets import Names, TargetSpec
 from regrow.core.units import Criterion
+from regrow.text import did_you_mean
 
 EPOCH = 391
 """Steps of an epoch in the paper's comparison (CIFAR-10, batch 128): the period of methods that update every epoch."""
@@ -37,7 +39,9 @@ class PrunerOptions(TypedDict, total=False):
     scale: a pruned filter can come back only if others become smaller.
     """
     targets: TargetSpec
-    """Names, globs or a predicate; by default every convolution and linear layer."""
+    """Names, globs, modules or a predicate; by default every convolution, linear layer and attention."""
+    exclude: Names
+    """Names, globs or modules that are not pruned."""
     include_last: bool
     """Whether the last linear layer is among the default targets."""
     floor: int
@@ -78,19 +82,23 @@ def required_total(method: object, total_steps: int | None) -> int:
     return required_steps(method, total_steps, "total_steps", meaning)
 
 
-def required_period(method: object, every: int | Literal["auto"] | None) -> int | Literal["auto"]:
-    """Return `every` of a method whose authors update the mask once per epoch."""
-    if every == "auto":
-        return "auto"
-    meaning = "the optimizer steps between mask updates: every=len(loader) is once per epoch, as its authors ran it"
-    return required_steps(method, every, "every", meaning)
-
-
 def check_constant(method: object, sparsity: float, why: str = "is sparse from the start") -> float:
     """Return `sparsity` if it is a number; a ramp would start such a method with nothing pruned."""
     if callable(sparsity):
         raise TypeError(f"{type(method).__name__} {why}: sparsity must be a number, got {sparsity!r}")
     return sparsity
+
+
+def check_keywords(cls: Any, given: Iterable[str]) -> None:
+    """Raise an error that names the method and the nearest option if it does not have one of the `given` options."""
+    own = inspect.signature(cls.__init__).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD and each.annotation is each.empty for each in own):
+        return  # it may use any name
+    known = list(inspect.signature(cls).parameters)
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known[2:], cutoff=0.5) or f" It takes {', '.join(known[2:])}."
+            raise TypeError(f"{cls.__name__} has no option {name!r}.{hint}")
 
 
 def full_signature(cls: Any) -> inspect.Signature:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, NoReturn
-from weakref import WeakValueDictionary
+from typing import Any, ClassVar, Literal, NoReturn, Self
+from weakref import WeakValueDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -18,16 +18,18 @@ from regrow.core.budget import Budget, Scope
 from regrow.core.distributed import RankConsistency, shard_group
 from regrow.core.hooks import (
     DecayAtPruned,
+    OtherSteps,
     StepHooks,
     WeightDecayAt,
     base_optimizer,
     check_optimizer,
     decays_at_pruned,
 )
-from regrow.core.options import MethodInfo, full_signature
+from regrow.core.modules import named_parameters, unwrap
+from regrow.core.options import MethodInfo, check_keywords, full_signature
 from regrow.core.schedule import Schedule, as_schedule, check_sparsity, scaled_period
 from regrow.core.state import Masks, Stats, checked_masks, load_weights, pruning_error, save_weights, stable_name
-from regrow.core.targets import Target, TargetSpec, find_targets, zero_outside
+from regrow.core.targets import Names, Target, TargetSpec, find_targets, spared_layer, zero_outside
 from regrow.core.units import Criterion, parse_unit
 from regrow.core.weights import Memory, Weight, Weights, make_weight
 
@@ -63,11 +65,17 @@ class Pruner:
     """Options that must be the same when a run is resumed."""
     _owners: ClassVar[WeakValueDictionary[int, Pruner]] = WeakValueDictionary()
     """The pruner of each parameter, by id, with any optimizer."""
+    _other_steps: ClassVar[OtherSteps] = OtherSteps(_owners)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Write out the options that a method passes on, for help() and `regrow methods`."""
         super().__init_subclass__(**kwargs)
         cls.__signature__ = full_signature(cls)  # type: ignore[attr-defined]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refuse unknown options with an error that names the method and the nearest option."""
+        check_keywords(cls, kwargs)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -75,12 +83,13 @@ class Pruner:
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int | Literal["auto"] = 16,
+        every: int | Literal["auto"] = "auto",
         scope: Scope = "global",
         unit: str = "weight",
         criterion: Criterion | None = None,
         channels: bool = False,
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
         floor: int = 0,
         weight_decay_at: WeightDecayAt = "dense",
@@ -97,7 +106,9 @@ class Pruner:
         self.schedule = as_schedule(sparsity)
         self.units.check(self.schedule)
         self._auto_every, self.every = every == "auto", self._period(every)
-        found = find_targets(model, targets, include_last=include_last)
+        found = find_targets(model, targets, include_last=include_last, exclude=exclude)
+        self._model = ref(unwrap(model))
+        self.spared = spared_layer(model) if targets is None and not include_last else None
         found = self.units.usable(model, found, chosen=targets is not None)
         self.targets = {target.name: target for target in found}
         self._all_targets = [*found, *self.units.tied_parameters(model, found)]
@@ -105,7 +116,7 @@ class Pruner:
         self.shards = shard_group(((target.name, target.param) for target in self._all_targets), model)
         self._consistency = RankConsistency(process_group, needed=not self.shards.sharded)
         self._weights = Weights({target.name: self.make_weight(target) for target in self._all_targets})
-        self._frozen = False
+        self._frozen = self._detached = self._inside_dense = self._state_missing = False
         self._collapsed: set[str] = set()
         self.step = self.flips = self.updates = 0
         self.requested = 0.0
@@ -113,7 +124,9 @@ class Pruner:
             if self.updates_at(0):
                 self._update_masks()
         self._hooks = StepHooks(self.optimizer, self.shards, self._before_step, self._after_step, self._evaluate)
+        self._load_hook = self.optimizer.register_load_state_dict_post_hook(self._optimizer_loaded)
         self._owners.update({id(target.param): self for target in self._all_targets})
+        self._other_steps.watch()
 
     def _period(self, every: int | Literal["auto"]) -> int:
         """Return the steps between mask updates; "auto" scales the method's period to the length of the training."""
@@ -188,10 +201,26 @@ class Pruner:
             self.requested = sparsity  # only once the selection has succeeded
             yield name, self.units.mask(self.targets[name], scores[name], keep, inside)
 
+    @classmethod
+    def is_periodic(cls) -> bool:
+        """Return whether the method has a period, the option `every`."""
+        return "every" in inspect.signature(cls).parameters
+
+    def shortfall(self, steps: int, until: int | None = None) -> str:
+        """Return why the final sparsity is not reached in `steps` optimizer steps; empty if it is, or is unknown."""
+        final, end = getattr(self.schedule, "final", None), getattr(self.schedule, "end", None)
+        last = next((t for t in range(steps if until is None else until, -1, -1) if self.updates_at(t)), 0)
+        if final is None or end is None or self.schedule(last) >= final:
+            return ""
+        return (
+            f"the sparsity of {final:.1%} is not reached: {self.schedule!r} ends at step {end}, and the last mask "
+            f"update of this training ({steps:,} steps, every={self.every}) is after step {last}, with "
+            f"{self.schedule(last):.1%}. End the ramp earlier, or choose a smaller every."
+        )
+
     def warn_if_idle(self, total_steps: int) -> None:
         """Warn if a method with a period makes no mask update in a training of `total_steps` optimizer steps."""
-        periodic = "every" in inspect.signature(type(self)).parameters
-        if not periodic or any(self.updates_at(t) for t in range(1, total_steps + 1)):
+        if not self.is_periodic() or any(self.updates_at(t) for t in range(1, total_steps + 1)):
             return
         warn(
             f"{type(self).__name__} makes no mask update in this training (steps: {total_steps:,}, "
@@ -219,13 +248,16 @@ class Pruner:
 
     @property
     def sparsity(self) -> float:
-        """Fraction of the targeted weights that are pruned now."""
+        """Fraction of the targeted weights that are pruned now, counted if other code has written to them."""
+        self._check_model()
         kept, sizes = self._counts()
         return 1 - sum(kept) / sum(sizes)
 
     def stats(self) -> Stats:
         """Return reached and requested sparsity, also per layer, δ_t, flips and collapsed layers."""
-        self._weights.accept_external_writes(self.step)
+        self._check_model()
+        if not self._detached:
+            self._weights.accept_external_writes(self.step)
         kept, sizes = self._counts()
         layers = {name: 1 - left / size for name, left, size in zip(self._weights, kept, sizes, strict=True)}
         return Stats(
@@ -239,9 +271,32 @@ class Pruner:
         )
 
     def _counts(self) -> tuple[list[int], list[int]]:
-        soft = self.memory is Memory.SOFT
-        kept = [weight.kept for weight in self._weights.values()] if soft else list(self.masks.values())
+        kept = [self._kept(weight) for weight in self._weights.values()]
         return self.shards.counts(kept), self.shards.sizes(kept)
+
+    def _kept(self, weight: Weight) -> Tensor:
+        """Return where the model has weights: in the mask, and wherever others have written some."""
+        written = self._detached or (not self._weights.holding_dense and weight.was_modified)
+        if written:
+            return weight.mask | (weight.target.local != 0)
+        return weight.kept if self.memory is Memory.SOFT else weight.mask
+
+    def _check_model(self) -> None:
+        """Raise if the model holds other parameters than those that are pruned."""
+        model = self._model()
+        if model is None or self.shards.sharded:  # FSDP replaces the parameters of a module for a while
+            return
+        held = named_parameters(model)
+        if replaced := [target.name for target in self._all_targets if held.get(target.name) is not target.param]:
+            raise RuntimeError(
+                f"{replaced[0]} of the model is not the parameter that this {type(self).__name__} prunes: a layer was "
+                "replaced, or load_state_dict(assign=True) was called. Attach a new pruner to a new optimizer."
+            )
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether the optimizer is inside a step."""
+        return self._hooks.running
 
     @contextmanager
     def dense(self) -> Iterator[None]:
@@ -252,9 +307,11 @@ class Pruner:
         self.restore()
         self._weights.swap_in_dense()
         self.shards.drop_gathered()
+        self._inside_dense = True
         try:
             yield
         finally:
+            self._inside_dense = False
             self._write_pruned()
             self.shards.drop_gathered()
 
@@ -276,17 +333,26 @@ class Pruner:
         if self.memory is Memory.SOFT:
             self._write_pruned()  # until now the model had weights that have grown outside the mask
 
-    def detach(self) -> None:
-        """Remove the hooks from the optimizer; the model stays pruned."""
+    def detach(self, *, dense: bool = False) -> None:
+        """Remove the hooks from the optimizer; the model stays pruned, or with `dense` holds the dense weights."""
+        held = []
+        if dense and not self._detached:
+            with self.dense():
+                held = [(target, target.local.detach().clone()) for target in self._all_targets]
         soft = self.memory is Memory.SOFT  # weights that have grown outside the mask are removed, too
         if soft:
             self._weights.drop_dense()
         if soft or self._weights.holding_dense:
             self._write_pruned()
         self._hooks.remove()
+        self._load_hook.remove()
+        self._detached = True
         for target in self._all_targets:
             if self._owners.get(id(target.param)) is self:
                 del self._owners[id(target.param)]
+        with torch.no_grad():
+            for target, values in held:
+                target.local.copy_(values)
 
     def apply_to(self, other: nn.Module) -> None:
         """Apply the masks to another copy of the model, for example an average that is no longer sparse."""
@@ -322,6 +388,7 @@ class Pruner:
         load_weights(state, masks, self._weights)
         self.step, self.flips, self.requested = state["step"], state["flips"], state["requested"]
         self.updates = state["updates"]
+        self._state_missing = False
         self.load_extra_state(state["extra"])
 
     def settings(self) -> dict[str, Any]:
@@ -338,12 +405,31 @@ class Pruner:
 
     def _before_step(self, has_closure: bool) -> None:
         """The gradient at ŵ is known: let the optimizer apply it to w (Algorithm 1, line 7)."""
+        if self._inside_dense:
+            raise RuntimeError(
+                "optimizer.step() inside `with pruner.dense():` would train the dense model: leave the block first"
+            )
+        self._warn_if_state_is_missing()
         self.restore()
         weights = self._weights.values()
         self._consistency.check_start((weight.mask for weight in weights), (weight.source for weight in weights))
         if not has_closure:
             self.before_update()
         self._weights.swap_in_dense()
+
+    def _optimizer_loaded(self, optimizer: Optimizer) -> None:
+        self._state_missing = bool(optimizer.state) and self.step == 0
+
+    def _warn_if_state_is_missing(self) -> None:
+        """Warn at the first step if a checkpoint was loaded without the pruner's state."""
+        if self._state_missing and not self._hooks.initializing:
+            self._state_missing = False
+            name = type(self).__name__
+            warn(
+                f"the optimizer's state was loaded, but not that of the {name}: it starts at step 0 with new masks. "
+                "Save pruner.state_dict() with the others, and load it with pruner.load_state_dict(...) after them. "
+                f"To prune from a dense checkpoint, attach the {name} after loading it."
+            )
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Evaluate a closure's loss and gradients at ŵ (line 6), although the optimizer that calls it updates w."""
@@ -366,6 +452,8 @@ class Pruner:
     def _update_masks(self) -> None:
         if self.memory is Memory.FORGET:
             self._write_pruned()  # momentum has moved pruned weights: they count as zero and grow back from zero
+        for weight in self._weights.values():
+            weight.take_replaced_storage()  # the masks are made from the weights of this step
         flips = 0
         for name, mask in self._all_masks(self.step):
             weight = self._weights[name]
@@ -384,13 +472,13 @@ class Pruner:
 
     def _warn_of_collapse(self) -> None:
         kept = self.shards.counts(self._weights[name].mask for name in self.targets)
-        for name, left in zip(self.targets, kept, strict=True):
-            if not left and name not in self._collapsed:
-                self._collapsed.add(name)
-                warn(
-                    f"all of {name} is pruned at step {self.step}. Nothing is protected by default; floor=1 keeps one "
-                    "unit of every layer, scope='layer' prunes the same fraction of every layer."
-                )
+        found = [name for name, left in zip(self.targets, kept, strict=True) if not left]
+        if new := [name for name in found if name not in self._collapsed]:
+            self._collapsed.update(new)
+            warn(
+                f"all of {', '.join(new)} is pruned at step {self.step}. Nothing is protected by default; floor=1 "
+                "keeps one unit of every layer, scope='layer' prunes the same fraction of every layer."
+            )
 
     def _write_pruned(self) -> None:
         self._weights.write_pruned()
@@ -399,7 +487,24 @@ class Pruner:
     def __repr__(self) -> str:
         # The reached sparsity is counted over all processes: a print in one of them must not wait for the others.
         target = f"target sparsity {self.requested:.1%}, {len(self.targets)} tensors"
-        return f"<{type(self).__name__} at step {self.step}: {target}>"
+        dense = f", {self.spared} stays dense" if self.spared else ""
+        return f"<{type(self).__name__} at step {self.step}: {target}{dense}, every={self.every}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} belongs to its optimizer and cannot be copied: use state_dict()")
+
+
+def warn_if_unfinished(model: nn.Module) -> None:
+    """Warn if a pruner of the model has not reached the final sparsity of its schedule."""
+    pruners = {id(owner): owner for p in model.parameters() if (owner := Pruner._owners.get(id(p))) is not None}
+    for pruner in pruners.values():
+        final = getattr(pruner.schedule, "final", None)
+        if final is not None and pruner.requested < final:
+            warn(
+                f"the model is not as sparse as asked for: {type(pruner).__name__} is at step {pruner.step} with a "
+                f"target of {pruner.requested:.1%}, and its schedule ends at {final:.1%}"
+            )
+
+
+# `__new__` would hide the options of the base class from help().
+Pruner.__signature__ = full_signature(Pruner)  # type: ignore[attr-defined]

@@ -82,11 +82,14 @@ class Weight:
 
     def write_pruned(self) -> None:
         """Compute ŵ and let the parameter hold it, in its own storage."""
-        parameter = self.target.param
-        if parameter.data_ptr() not in self._addresses:
-            self.source.copy_(parameter.data)  # the optimizer has replaced the storage instead of updating w in place
+        self.take_replaced_storage()
         self.compute_pruned()
-        parameter.data = self.pruned
+        self.target.param.data = self.pruned
+
+    def take_replaced_storage(self) -> None:
+        """Copy w from the parameter if the optimizer has replaced its storage instead of updating w in place."""
+        if self.target.param.data_ptr() not in self._addresses:
+            self.source.copy_(self.target.param.data)
 
     def compute_pruned(self) -> None:
         """Compute ŵ = m⊙w."""
@@ -223,6 +226,9 @@ class ShardedWeight(OffloadedWeight):
     def write_pruned(self) -> None:
         """Compute ŵ in the parameter's storage."""
         self.compute_pruned()
+
+    def take_replaced_storage(self) -> None:
+        """Do nothing: FSDP manages the storage."""
 
     @property
     def was_modified(self) -> bool:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regrow.core.modules import check_same, distance, output_of, prepared
+from regrow.core.pruner import warn_if_unfinished
 from regrow.engine.codegen.build import Kernels, joined_source, operation_files
 from regrow.engine.codegen.structs import float_literal, initializer
 from regrow.engine.frontend.fuse import fuse
@@ -82,6 +83,7 @@ def c(
         raise ValueError(f"lanes must be 4, 8 or 16, got {lanes}")
     if re.search(r'["\\\x00-\x1f]', path.name):
         raise ValueError(f"a C file cannot include a file called {path.name!r}: use another name")
+    warn_if_unfinished(model)
     model, examples = prepared(model, example_input)
     if len(examples) == 0:
         raise ValueError("example_input must hold at least one image")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from regrow.core.modules import any_batch, disagreement, exact_outputs, exportable
+from regrow.core.pruner import warn_if_unfinished
 from regrow.system import write_atomically
 
 TOLERANCE = 1e-4
@@ -38,6 +39,7 @@ def onnx(
     initializers: 12 bytes per non-zero instead of 4 per element. ONNX Runtime makes them dense when it loads the
     file, so this saves space, not time; a runtime that supports only dense initializers refuses the file.
     """
+    warn_if_unfinished(model)
     network, inputs = exportable(model, example_input)
     network, inputs = network.cpu(), tuple(value.cpu() for value in inputs)
     proto = _export(network, inputs)

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from regrow.core.options import MethodInfo
 from regrow.core.pruner import Pruner
-from regrow.core.targets import TargetSpec
+from regrow.core.targets import Names, TargetSpec
 from regrow.core.weights import Memory
 
 
@@ -31,11 +31,18 @@ class Dense(Pruner):
         optimizer: Optimizer,
         *,
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(
-            model, optimizer, sparsity=0.0, targets=targets, include_last=include_last, process_group=process_group
+            model,
+            optimizer,
+            sparsity=0.0,
+            targets=targets,
+            exclude=exclude,
+            include_last=include_last,
+            process_group=process_group,
         )
 
     def updates_at(self, t: int) -> bool:

@@ -49,7 +49,7 @@ class DNS(Pruner):
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int | Literal["auto"] = 1,
+        every: int | Literal["auto"] = "auto",
         margin: float = 0.1,
         gamma: float = 1e-4,
         seed: int = 0,

@@ -63,7 +63,7 @@ class DPF(Pruner):
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int | Literal["auto"] = 16,
+        every: int | Literal["auto"] = "auto",
         stabilize: bool = False,
         settle: float = 0.0,
         total_steps: int | None = None,
@@ -80,7 +80,11 @@ class DPF(Pruner):
         _check_threshold(threshold, options)
         super().__init__(model, optimizer, sparsity=sparsity, every=every, **options)
         if total_steps is not None:
-            self.warn_if_idle(self._settled_at if settle else total_steps)
+            until = self._settled_at if settle else total_steps
+            if problem := self.shortfall(total_steps, until):
+                self.detach(dense=True)
+                raise ValueError(problem)
+            self.warn_if_idle(until)
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the largest of the dense weights, as many as the schedule leaves."""

@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 
 from regrow.core.budget import Scope, keep_largest
 from regrow.core.distributed import local_part
-from regrow.core.options import EPOCH, check_constant, required_period, required_total
+from regrow.core.options import EPOCH, check_constant, required_total
 from regrow.core.pruner import Pruner
 from regrow.core.random import uniform
 from regrow.core.schedule import Schedule
-from regrow.core.targets import TargetSpec
+from regrow.core.targets import Names, TargetSpec
 
 # Running averages in the state of torch's optimizers.
 _MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf")
@@ -28,6 +28,7 @@ class DropAndGrowOptions(TypedDict, total=False):
     seed: int
     scope: Scope
     targets: TargetSpec
+    exclude: Names
     include_last: bool
     process_group: dist.ProcessGroup | None
 
@@ -53,11 +54,12 @@ class DropAndGrow(Pruner, ABC):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | Literal["auto"] | None,
+        every: int | Literal["auto"],
         total_steps: int | None,
         seed: int = 0,
         scope: Scope | None = None,
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -66,9 +68,10 @@ class DropAndGrow(Pruner, ABC):
             model,
             optimizer,
             sparsity=self.ramp(sparsity),
-            every=required_period(self, every),
+            every=every,
             scope=scope or self.scope,
             targets=targets,
+            exclude=exclude,
             include_last=self.include_last if include_last is None else include_last,
             process_group=process_group,
         )

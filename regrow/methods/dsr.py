@@ -51,7 +51,7 @@ class DSR(DropAndGrow):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | Literal["auto"] = 100,
+        every: int | Literal["auto"] = "auto",
         total_steps: int | None = None,
         drop_count: int | None = None,
         threshold: float = 1e-3,

@@ -21,7 +21,7 @@ from regrow.core.hooks import WeightDecayAt
 from regrow.core.options import MethodInfo
 from regrow.core.pruner import Pruner
 from regrow.core.state import Masks, stable_name
-from regrow.core.targets import Target, TargetSpec
+from regrow.core.targets import Names, Target, TargetSpec
 from regrow.core.weights import Memory, Weight
 
 
@@ -52,6 +52,7 @@ class Feedback(Pruner):
         *,
         compressor: Compressor | str,
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
         weight_decay_at: WeightDecayAt = "dense",
         process_group: dist.ProcessGroup | None = None,
@@ -63,6 +64,7 @@ class Feedback(Pruner):
             optimizer,
             sparsity=0.0,
             targets=targets,
+            exclude=exclude,
             include_last=include_last,
             weight_decay_at=weight_decay_at,
             process_group=process_group,

@@ -51,7 +51,7 @@ class GraNet(DropAndGrow):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | Literal["auto"] = 1000,
+        every: int | Literal["auto"] = "auto",
         total_steps: int | None = None,
         initial_sparsity: float = 0.5,
         ramp_end: float = 0.5,

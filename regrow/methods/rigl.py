@@ -42,7 +42,7 @@ class RigL(DropAndGrow):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | Literal["auto"] = 100,
+        every: int | Literal["auto"] = "auto",
         total_steps: int | None = None,
         drop_fraction: float = 0.3,
         **options: Unpack[DropAndGrowOptions],

@@ -41,7 +41,7 @@ class SET(DropAndGrow):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | Literal["auto"] | None = None,
+        every: int | Literal["auto"] = "auto",
         total_steps: int | None = None,
         drop_fraction: float = 0.3,
         **options: Unpack[DropAndGrowOptions],

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.budget import prune_count
-from regrow.core.options import EPOCH, MethodInfo, required_period
+from regrow.core.options import EPOCH, MethodInfo
 from regrow.core.pruner import Pruner
 from regrow.core.schedule import Schedule
-from regrow.core.targets import TargetSpec
+from regrow.core.targets import Names, TargetSpec
 from regrow.core.units import Criterion
 from regrow.core.weights import Memory
 
 
 class SFP(Pruner):
-    """Zeroes the weakest filters of `model` every `every` steps: pass `len(loader)` for once per epoch."""
+    """Zeroes the weakest filters of `model` every `every` steps; `len(loader)` is once per epoch, as its authors do."""
 
     info = MethodInfo(
         paper="He et al. 2018",
@@ -45,15 +45,21 @@ class SFP(Pruner):
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int | Literal["auto"] | None = None,
+        every: int | Literal["auto"] = "auto",
         criterion: Criterion = "l2",
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        options: dict[str, Any] = {"targets": targets, "include_last": include_last, "process_group": process_group}
+        options: dict[str, Any] = {
+            "targets": targets,
+            "exclude": exclude,
+            "include_last": include_last,
+            "process_group": process_group,
+        }
         chosen: dict[str, Any] = {"unit": "filter", "criterion": criterion, "scope": "layer"}
-        super().__init__(model, optimizer, sparsity=sparsity, every=required_period(self, every), **chosen, **options)
+        super().__init__(model, optimizer, sparsity=sparsity, every=every, **chosen, **options)
 
     def next_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Keep the filters of largest norm in each layer."""

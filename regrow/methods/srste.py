@@ -21,7 +21,7 @@ from regrow.checks import check_amount
 from regrow.core.hooks import WeightDecayAt
 from regrow.core.options import MethodInfo
 from regrow.core.pruner import Pruner
-from regrow.core.targets import TargetSpec
+from regrow.core.targets import Names, TargetSpec
 from regrow.core.units import Groups, parse_unit
 from regrow.core.weights import Memory
 
@@ -46,10 +46,11 @@ class SRSTE(Pruner):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        every: int | Literal["auto"] = 1,
+        every: int | Literal["auto"] = "auto",
         unit: str = "2:4",
         lambda_w: float = 2e-4,
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
         weight_decay_at: WeightDecayAt = "dense",
         offload: bool = False,
@@ -66,6 +67,7 @@ class SRSTE(Pruner):
             every=every,
             unit=unit,
             targets=targets,
+            exclude=exclude,
             include_last=include_last,
             weight_decay_at=weight_decay_at,
             offload=offload,

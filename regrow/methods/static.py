@@ -18,7 +18,7 @@ from regrow.core.budget import Scope
 from regrow.core.options import MethodInfo, check_constant
 from regrow.core.pruner import Pruner
 from regrow.core.random import uniform
-from regrow.core.targets import TargetSpec
+from regrow.core.targets import Names, TargetSpec
 
 
 class Static(Pruner):
@@ -41,6 +41,7 @@ class Static(Pruner):
         scope: Scope = "erk",
         seed: int = 0,
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -51,6 +52,7 @@ class Static(Pruner):
             sparsity=check_constant(self, sparsity),
             scope=scope,
             targets=targets,
+            exclude=exclude,
             include_last=include_last,
             process_group=process_group,
         )

@@ -78,6 +78,10 @@ class Recipe:
     """Number of units of each layer that are never pruned. None: no limit, as in the paper."""
     weight_decay_at: Literal["dense", "pruned"] | None = None
     """Whether weight decay acts on the dense weights w (the default) or on the pruned weights ŵ."""
+    settle: float | None = None
+    """Fraction of training, at its end, in which the masks stay fixed (dpf); 0.1 helps in short trainings. None: 0."""
+    stabilize: bool = False
+    """Bound the gradients of filters that are pruned as a whole (dpf), which helps at high sparsity."""
     options: tuple[str, ...] = ()
     """More options of the method, such as drop_fraction=0.2 or criterion=rms; see `regrow methods NAME`."""
     masks: str | None = None
@@ -301,7 +305,7 @@ def _check_ranges(recipe: Recipe) -> None:
     for name in ("lr", "finetune_lr", "lr_drop_factor"):
         if getattr(recipe, name) <= 0:
             raise RecipeError(f"{name} must be above 0, got {getattr(recipe, name)}")
-    for name in ("ramp_end", "warmup", "warmup_from"):
+    for name in ("settle", "ramp_end", "warmup", "warmup_from"):
         _check_fraction(name, getattr(recipe, name))
     for name in ("lr_drops", "finetune_lr_drops"):
         fractions = getattr(recipe, name)

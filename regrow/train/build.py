@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from regrow import data, models
 from regrow.core.modules import named_parameters
+from regrow.core.options import EPOCH
 from regrow.core.pruner import Pruner
 from regrow.core.schedule import Constant, Cubic, Schedule, scaled_period
 from regrow.core.state import Masks
@@ -150,7 +151,7 @@ def finetuning_rate(recipe: Recipe, total: int) -> LearningRate:
 
 
 # Recipe fields that are options of many methods.
-_SHARED = ("targets", "include_last", "scope", "unit", "floor", "weight_decay_at", "every")
+_SHARED = ("targets", "include_last", "scope", "unit", "floor", "weight_decay_at", "every", "settle")
 
 # A string that needs no quotes: in TOML only true, false, inf and nan look like it.
 _WORD = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
@@ -194,6 +195,10 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
     for name, default in known.items():
         if default is ... and name not in options:
             raise RecipeError(f"{recipe.method} needs --options {name}=VALUE: see regrow methods {recipe.method}")
+    if "settle" in known and not options.get("settle"):
+        # Only settling needs the length. A recipe that is too short to reach its sparsity is no error: the end of the
+        # run says so, and tests of a recipe with few epochs stay possible.
+        options.pop("total_steps", None)
     pruner: Pruner = method(model, optimizer, **options)
     if "total_steps" not in options:  # methods that know the length of training warn themselves
         pruner.warn_if_idle(recipe.epochs * steps)
@@ -228,10 +233,10 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
         "total_steps": total,
         "seed": recipe.seed,
     }
-    if known.get("every", ...) is None and recipe.every is None:
-        facts["every"] = steps  # methods without a default period update once per epoch
+    period = steps if method.period == EPOCH else method.period  # the paper's own, in epochs of this length
+    if recipe.every is None and known.get("every") == "auto":
+        facts["every"] = period
     if recipe.every == "auto" and "every" in known:
-        period = steps if known["every"] is None else method.period
         end = round(recipe.ramp_fraction * total) if ramps(method) else None
         period = scaled_period(period, ramp_end=end or None, total_steps=total)
         if method.every_divides_epoch:  # it must have just pruned when it is evaluated at the end of an epoch
@@ -243,6 +248,7 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
 def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that the recipe sets; an option that the method does not have is an error."""
     fields = {name: getattr(recipe, name) for name in _SHARED}
+    fields["stabilize"] = recipe.stabilize or None
     given = {name: value for name, value in fields.items() if value not in (None, (), "auto")}
     if method.ignores_options:
         return {name: value for name, value in given.items() if name in known}

@@ -105,6 +105,8 @@ def start_table(event: Started) -> Table:
     table.add_row("MACs", f"{quantity(costs.macs)} per image")
     if recipe.takes_sparsity:
         table.add_row("sparsity", _sparsity(recipe))
+    if event.every is not None:
+        table.add_row("masks", f"updated every {event.every} steps" if event.every > 1 else "updated after every step")
     if recipe.method == "fixed":
         table.add_row("masks", f"from {recipe.masks}")
     table.add_row("training", _training(recipe, event.steps_per_epoch))

@@ -162,6 +162,7 @@ class _Run:
         self._last: dict[str, Any] | None = state["last"]
         self._metrics = self._open(state["metrics"]) if self.ranks.is_rank0 else None
         self._started = self._saved = time.monotonic()
+        pruner = self.trainer.phase.pruner
         self._tell(
             Started(
                 recipe=self.recipe,
@@ -171,6 +172,7 @@ class _Run:
                 steps_per_epoch=self.trainer.sets.steps,
                 total=self.trainer.total,
                 resumed="trainer" in state,
+                every=pruner.every if pruner.is_periodic() else None,
             )
         )
 

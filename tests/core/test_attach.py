@@ -118,6 +118,6 @@ def test_names_of_a_wrapped_model_are_understood_everywhere():
 def test_help_shows_every_option():
     shown = inspect.signature(regrow.DPF).parameters
     assert list(shown)[:4] == ["model", "optimizer", "sparsity", "every"]
-    assert shown["every"].default == 16
+    assert shown["every"].default == "auto"
     assert {"scope", "unit", "targets", "include_last", "floor", "weight_decay_at", "stabilize", "settle"} <= set(shown)
     assert not any(each.kind is each.VAR_KEYWORD for each in shown.values())

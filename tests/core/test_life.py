@@ -45,7 +45,8 @@ def test_stats_tell_what_is_there(trained):
 
 def test_a_pruner_is_printed_with_where_it_is(trained):
     pruner = trained[2]
-    assert repr(pruner) == f"<DPF at step 30: target sparsity {pruner.requested:.1%}, {len(pruner.targets)} tensors>"
+    target = f"target sparsity {pruner.requested:.1%}, {len(pruner.targets)} tensors"
+    assert repr(pruner) == f"<DPF at step 30: {target}, {pruner.spared} stays dense, every={pruner.every}>"
 
 
 def test_flips_count_the_mask_elements_that_changed(trained):

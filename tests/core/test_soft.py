@@ -19,7 +19,7 @@ from tests.core.test_algorithm import TARGETS, adamw
 from tests.core.test_shards import in_group, same_training
 from tests.train.together import run_together
 
-OPTIONS = {"sparsity": regrow.Cubic(0.9, end=20, initial=0.3), "every": 4, "threshold": "soft"}
+OPTIONS = {"sparsity": regrow.Cubic(0.9, end=16, initial=0.3), "every": 4, "threshold": "soft"}
 
 
 def attached(seed=0, **options):

@@ -38,7 +38,7 @@ def test_an_unknown_name_is_answered_with_the_nearest():
         find_targets(net, lambda name, p: False)
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got generator"):
         find_targets(nn.Linear(2, 2).parameters())
-    with pytest.raises(TypeError, match="names, globs or a predicate, got 3"):
+    with pytest.raises(TypeError, match="names, globs, modules or a predicate, got 3"):
         find_targets(net, [3])
 
 

@@ -41,7 +41,7 @@ def test_a_misspelt_method_is_answered_with_the_nearest(typed, meant):
 
 
 def test_options_are_those_that_the_class_takes():
-    assert method_options(regrow.DPF)["every"] == 16
+    assert method_options(regrow.DPF)["every"] == "auto"
     assert method_options(regrow.DPF)["sparsity"] is ...
     assert method_options(regrow.SparseMomentum)["include_last"] is True
     assert method_options(regrow.RigL)["scope"] == "erk"

@@ -95,7 +95,15 @@ def test_weight_decay_spares_batch_norm_if_asked_to():
 
 def test_steps_too_short_to_share_have_one_thread_and_the_runs_are_the_same():
     assert load_recipe("digits").threads == 1
-    assert load_recipe("digits").key() == Recipe(data="digits", model="small", epochs=30, batch=64, lr=0.1).key()
+    same = Recipe(data="digits", model="small", every="auto", ramp_by="step", epochs=30, batch=64, lr=0.1)
+    assert load_recipe("digits").key() == same.key()
+
+
+def test_settle_and_stabilize_are_fields_that_change_no_key_by_default():
+    assert Recipe(settle=None, stabilize=False).key() == Recipe().key()
+    assert len({Recipe().key(), Recipe(settle=0.1).key(), Recipe(stabilize=True).key()}) == 3
+    with pytest.raises(RecipeError, match=r"settle must be a fraction in \[0, 1\], got 10"):
+        Recipe(settle=10.0)
     assert {recipe.threads for recipe in demo.RECIPES.values()} == {1}
 
 
