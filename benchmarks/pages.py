@@ -1,6 +1,6 @@
 """Writes what was measured, everything in `results/`, as Markdown tables for the documentation and the README.
 
-`python -m benchmarks.pages` writes the table in README.md anew; building the documentation writes all the others.
+`python -m benchmarks.pages` updates the numbers and the picture of README.md; building the documentation writes the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine_page
+from benchmarks import engine_page, headline
 from benchmarks.runner import RESULTS, cell
 from regrow.report.figures.base import Figure
 from regrow.report.figures.costs import COSTS, tradeoff_figure
@@ -38,13 +38,13 @@ MARKS = "<!-- measured: python -m benchmarks.pages -->\n", "<!-- /measured -->"
 
 
 def write_pages(folder: Path) -> None:
-    """Write `trainings.md` with its figures, `benchmarks.md`, `measured.md` and `engine.md` into `folder`."""
+    """Write `trainings.md` with its figures, and the other parts of pages that are numbers, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     tasks = _tasks()
     drawn = write_figures(filter(None, map(_figure, tasks)), folder, ("svg",))
     pictures = {path.stem: path.name for path in drawn}
     parts = {"trainings": trainings(tasks, pictures), "benchmarks": benchmarks(), "measured": measured()}
-    parts["engine"] = engine()
+    parts |= {"engine": engine(), "headline": headline.html()}
     for name, text in parts.items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
@@ -235,10 +235,11 @@ def markdown(lines: Sequence[dict[str, str]]) -> str:
 
 
 def write_readme() -> None:
-    """Put the present numbers between the marks in README.md."""
+    """Put the present numbers between the marks in README.md, and draw its picture."""
     path = ROOT / "README.md"
     before, rest = path.read_text(encoding="utf-8").split(MARKS[0])
-    path.write_text(f"{before}{MARKS[0]}{measured()}{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
+    path.write_text(f"{before}{MARKS[0]}{headline.html()}{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
+    headline.write_pictures(ROOT / "docs" / "_static")
 
 
 if __name__ == "__main__":

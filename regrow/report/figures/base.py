@@ -97,6 +97,28 @@ def zoom() -> Any:
     )
 
 
+def spread(values: Sequence[float], gap: float) -> list[float]:
+    """Return positions near `values`, in the same order, that are at least `gap` apart: labels must not overlap.
+
+    >>> spread([1.0, 1.0, 9.0], 2.0)
+    [0.0, 2.0, 9.0]
+    """
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    groups: list[tuple[float, list[int]]] = []  # centers, and whose labels stand around them
+    for index in order:
+        center, members = values[index], [index]
+        while groups and center - groups[-1][0] < gap * (len(members) + len(groups[-1][1])) / 2:
+            _, before = groups.pop()
+            members = [*before, *members]
+            center = sum(values[each] for each in members) / len(members)
+        groups.append((center, members))
+    placed = [0.0] * len(values)
+    for center, members in groups:
+        for place, index in enumerate(members):
+            placed[index] = center + gap * (place - (len(members) - 1) / 2)
+    return placed
+
+
 def compact(number: float) -> float:
     """Return `number` rounded to five significant digits, which is more than a figure can show."""
     return float(f"{number:.5g}")
