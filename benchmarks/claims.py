@@ -23,7 +23,7 @@ from reproduce.views import table
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 LONG = RESULTS / "cifar10-resnet20.jsonl"
-TABLES = ("methods", "table6", "table5", "lottery", "width", "period-batch")
+TABLES = ("table6", "table5", "lottery", "width", "period-batch")
 
 
 def pages() -> dict[str, str]:
@@ -56,14 +56,15 @@ def _join(parts: Sequence[str]) -> str:
 
 PARTS = {"claims-cifar10": ("CIFAR-10, ResNet-8", "jpeg"), "claims-digits": ("digits", "digits")}
 READING = f"""
-Two numbers: DPF's accuracy and that of the comparison in which it is least ahead, or what the claim is about. *Yes* means that all
-comparisons agree, *partly* that some do, *no* that none does, *undecided* that the runs are not comparable or too few.
+Two numbers: DPF's accuracy and that of the comparison in which it is least ahead, or what the claim is about. *Yes*
+means that all comparisons agree, *partly* that some do, *no* that none does, *undecided* that the runs are not
+comparable or too few.
 
-These are trainings on two CPU cores: ResNet-8 on {JPEG} for 8 epochs, and a network of three convolutions on the digits that
-come with the package. They are far smaller than the paper's, so a claim that is not reproduced here is not refuted. Nothing on
-this page is typed by hand: `python -m benchmarks.claims` makes it from `results/`, and
-[Reproduce the paper](reproduce.md) says how to run more. The evidence, seed by seed:
-[CIFAR-10](claims-cifar10.md), [digits](claims-digits.md).
+These are trainings on two CPU cores: ResNet-8 on {JPEG} for 8 epochs, and a network of three convolutions on the
+digits that come with the package. They are far smaller than the paper's, so a claim that is not reproduced here is not
+refuted. Nothing on this page is typed by hand: `python -m benchmarks.claims` makes it from `results/`, and
+[Reproduce the paper](reproduce.md) says how to run more. The evidence, seed by seed: [CIFAR-10](claims-cifar10.md),
+[digits](claims-digits.md). All methods beside each other: [Results](results.md).
 """
 
 

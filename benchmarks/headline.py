@@ -89,10 +89,16 @@ def _find(name: str, **wanted: Any) -> Mapping[str, Any]:
 def html() -> str:
     """Return the numbers as a row of three cells, for Markdown on GitHub and in the documentation."""
     cells = "\n".join(
-        f'<td align="center" width="33%"><h2>{each.value}</h2>{each.said}<br><sub><code>{each.command}</code></sub></td>'
+        f'<td align="center" width="33%"><h2>{each.value}</h2>{_unbroken(each.said)}'
+        f"<br><sub><code>{each.command}</code></sub></td>"
         for each in numbers()
     )
     return f'<table class="headline"><tr>\n{cells}\n</tr></table>\n'
+
+
+def _unbroken(text: str) -> str:
+    """Keep numbers and their units on one line."""
+    return text.replace(" %", "\u00a0%").replace(" MB", "\u00a0MB")
 
 
 def write_pictures(folder: Path) -> None:
@@ -122,7 +128,12 @@ def _picture(theme: Theme) -> dict[str, Any]:
     dense = _top1(scale, store, DENSE, LEVELS[0]).mean
     lowest = min(row["low"] for row in rows)
     x = {"field": "level", "type": "ordinal", "title": "weights pruned", "axis": {"labelAngle": 0, "grid": False}}
-    y = {"field": "top1", "type": "quantitative", "title": "top-1, %", "scale": {"domain": [math.floor(lowest), math.ceil(dense)]}}
+    y = {
+        "field": "top1",
+        "type": "quantitative",
+        "title": "top-1, %",
+        "scale": {"domain": [math.floor(lowest), math.ceil(dense)]},
+    }
     color = {"field": "name", "type": "nominal", "legend": None, "scale": {"domain": names}}
     ours = {"condition": {"test": "datum.name == 'DPF'", "value": 4}, "value": 2}
     layers: list[dict[str, Any]] = [
@@ -141,7 +152,10 @@ def _picture(theme: Theme) -> dict[str, Any]:
             "mark": {"type": "rule", "strokeWidth": 1.5},
             "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color},
         },
-        {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1}, "encoding": {"x": x, "y": y, "color": color}},
+        {
+            "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+            "encoding": {"x": x, "y": y, "color": color},
+        },
         {
             "transform": [{"filter": f"datum.level == '{percent(LEVELS[-1])}'"}],
             "mark": {"type": "text", "align": "left", "dx": 10, "fontSize": 12},

@@ -1,6 +1,6 @@
 """Writes what was measured, everything in `results/`, as Markdown tables for the documentation and the README.
 
-`python -m benchmarks.pages` updates the numbers and the picture of README.md; building the documentation writes the rest.
+`python -m benchmarks.pages` updates numbers and picture of README.md; building the documentation writes the rest.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def trainings(tasks: Sequence[Task], pictures: Mapping[str, str]) -> str:
 def _training(task: Task) -> str:
     lines = [
         {
-            "": _unbroken(row.label),
+            "": row.label.replace(" %", "\u00a0%"),
             "settings": row.settings,
             "sparsity": _unbroken(row.sparsity),
             "top-1, %": _unbroken(row.top1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ _COMMON = Recipe(
 RECIPES = {
     "dense": _COMMON.changed(method="dense"),
     "one-shot": _COMMON.changed(method="oneshot", finetune_epochs=5, finetune_lr=0.01),
-    "DPF": _COMMON.changed(method="dpf"),
+    # What the documentation recommends for short trainings.
+    "DPF": _COMMON.changed(method="dpf", every="auto", options=("settle=0.1",)),
 }
 
 
@@ -28,9 +29,10 @@ class DemoRow:
     """One line of the comparison."""
 
     name: str
-    epochs: int
     top1: float
+    sparsity: float
     kept: int
+    epochs: int
 
 
 def demo(out: Path = Path("runs/demo")) -> int:
@@ -68,10 +70,14 @@ def comparison(out: Path) -> Iterator[DemoRow]:
         records = read_metrics(out / name)
         result = _result(out / name)
         trained = [record for record in records if record["phase"] == "train"]
-        kept = [round(result["targeted"] * (1 - record["sparsity"])) for record in (trained[-1], records[-1])]
-        yield DemoRow(name, len(trained), trained[-1]["top1"], kept[0])
+        yield _row(name, trained, result["targeted"])
         if len(records) > len(trained):
-            yield DemoRow(f"{name} + fine-tuning", len(records), records[-1]["top1"], kept[1])
+            yield _row(f"{name} + fine-tuning", records, result["targeted"])
+
+
+def _row(name: str, records: Sequence[Mapping[str, Any]], targeted: int) -> DemoRow:
+    last = records[-1]
+    return DemoRow(name, last["top1"], last["sparsity"], round(targeted * (1 - last["sparsity"])), len(records))
 
 
 def _result(folder: Path) -> Mapping[str, Any]:
@@ -105,10 +111,10 @@ def _table(rows: list[DemoRow]) -> Any:
         title="Digits, 500 test images, final epoch, one seed", title_justify="left", box=None, pad_edge=False
     )
     table.add_column("")
-    for heading in ("epochs", "top-1", "weights left"):
+    for heading in ("accuracy", "sparsity", "weights left", "epochs"):
         table.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(row.name, str(row.epochs), f"{row.top1:.1f} %", f"{row.kept:,}")
+        table.add_row(row.name, f"{row.top1:.1f} %", f"{100 * row.sparsity:.0f} %", f"{row.kept:,}", str(row.epochs))
     return table
 
 
@@ -129,16 +135,17 @@ def _show_files(console: Console, out: Path, packed: Path) -> None:
         f"\nsparse model  {packed}, {packed.stat().st_size / 1e3:.1f} kB (dense {plain / 1e3:.1f} kB)", soft_wrap=True
     )
     try:
-        figures = draw(out)
+        figures = draw(out, packed)
     except ImportError:
-        console.print('figures       need altair: pip install "regrow[report]"')
+        console.print('picture       needs altair: pip install "regrow[report]"')
     else:
-        console.print(f"figures       {', '.join(str(path) for path in figures)}", soft_wrap=True)
+        console.print(f"picture       {', '.join(str(path) for path in figures)}", soft_wrap=True)
     next_steps = {
         "regrow train digits --sparsity 0.98": "how far does it go?",
         f"regrow inspect {out / 'DPF'}": "what is left of each layer",
         "regrow recipes": "CIFAR-10 and ImageNet as in the paper",
-        "pruner = regrow.DPF(model, optimizer, sparsity=0.9)": "the same in your own training loop",
+        f"regrow report {out}": "these runs as a page",
+        'regrow.DPF(model, optimizer, sparsity=ramp, every="auto", settle=0.1, total_steps=steps)': "in your own loop",
     }
     widest = max(map(len, next_steps))
     console.print("\nWhat to try next")
@@ -146,14 +153,57 @@ def _show_files(console: Console, out: Path, packed: Path) -> None:
         console.print(f"  {command:<{widest}}  {what}", soft_wrap=True)
 
 
-def draw(out: Path) -> list[Path]:
-    """Plot accuracy and sparsity over the epochs of the three runs, and return the files."""
-    from regrow.report.render import sections, write_figures
-    from regrow.report.tables import make_tasks
-    from regrow.runs.find import read_run
-    from regrow.runs.outcomes import group
+def draw(out: Path, packed: Path) -> list[Path]:
+    """Plot the accuracy of the three runs over the epochs, and return the files."""
+    from regrow.report.figures.base import Figure, finish
+    from regrow.report.render import write_figures
+    from regrow.runs.folder import read_metrics
 
-    runs = [read_run(out / name) for name in RECIPES]
-    (task,) = make_tasks(group(runs)[0], runs)
-    curves = [figure for section in sections(task) for figure in section.figures]
-    return write_figures((curve for curve in curves if curve.name in ("accuracy", "sparsity")), out, ("svg", "png"))
+    records = {name: read_metrics(out / name) for name in RECIPES}
+    sizes = {name: (out / name / "model.safetensors").stat().st_size for name in RECIPES} | {
+        "DPF": packed.stat().st_size
+    }
+    rows = _points(records, sizes)
+    trained = RECIPES["dense"].epochs
+    pruned = f"{100 * SPARSITY:g} % of the weights pruned"
+    caption = f"Top-1 accuracy on 500 test images; {pruned}. Shaded: fine-tuning of the one-shot model."
+    chart = _picture(trained, trained + RECIPES["one-shot"].finetune_epochs)
+    spec = finish(chart, rows, height=300, labels=[row["end"] for row in rows if row["end"]])
+    figure = Figure("accuracy", f"Digits: {pruned}", caption, caption, spec)
+    return write_figures([figure], out, ("svg", "png"))
+
+
+def _points(records: Mapping[str, Sequence[Mapping[str, Any]]], sizes: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return a row for each epoch of each run; the last one has the label: name, accuracy and file size."""
+    from regrow.report.figures.base import label_places
+
+    ends = {name: found[-1]["top1"] for name, found in records.items()}
+    places = label_places(ends, *_AXIS, height=300)
+    return [
+        {
+            "series": name,
+            "epoch": record["epoch"],
+            "top1": max(record["top1"], _AXIS[0]),
+            "end": f"{name} {ends[name]:.1f} %, {sizes[name] / 1e3:.0f} kB" if record is found[-1] else "",
+            "place": places[name],
+        }
+        for name, found in records.items()
+        for record in found
+    ]
+
+
+_AXIS = 0.0, 100.0
+
+
+def _picture(trained: int, finetuned: int) -> Any:
+    """Return the chart; the epochs after `trained` are shaded and named."""
+    from regrow.report.figures.base import altair, new_chart
+
+    alt = altair()
+    scale = alt.Scale(domain=[1, finetuned], nice=False)
+    x = alt.X("epoch:Q", title="epoch", scale=scale, axis=alt.Axis(grid=False, tickMinStep=1))
+    y = alt.Y("top1:Q", title="top-1, %", scale=alt.Scale(domain=list(_AXIS)))
+    color = alt.Color("series:N", scale=alt.Scale(domain=list(RECIPES)), legend=None)
+    base = new_chart().encode(x=x, color=color)
+    shade = new_chart().mark_rect(opacity=0.004, color="gray", x=alt.ExprRef(f"scale('x', {trained})"), x2="width")
+    return alt.layer(shade, base.mark_line(strokeWidth=2.5).encode(y=y))
