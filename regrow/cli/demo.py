@@ -54,11 +54,13 @@ def demo(out: Path = Path("runs/demo")) -> int:
     for name, recipe in RECIPES.items():
         run(recipe, out / name, listeners=[_display(console, name)])
     rows = list(comparison(out))
-    packed = out / "digits-dpf.regrow"
-    save(out / "DPF", packed)
+    files = {"dense": out / "dense" / "model.safetensors"}
+    for name in ("one-shot", "DPF"):
+        files[name] = out / f"digits-{name.lower()}.regrow"
+        save(out / name, files[name])
     console.print(_table(rows))
     _explain(console, rows)
-    _show_files(console, out, packed)
+    _show_files(console, out, files)
     return 0
 
 
@@ -129,13 +131,11 @@ def _explain(console: Console, rows: list[DemoRow]) -> None:
     )
 
 
-def _show_files(console: Console, out: Path, packed: Path) -> None:
-    plain = (out / "dense" / "model.safetensors").stat().st_size
-    console.print(
-        f"\nsparse model  {packed}, {packed.stat().st_size / 1e3:.1f} kB (dense {plain / 1e3:.1f} kB)", soft_wrap=True
-    )
+def _show_files(console: Console, out: Path, files: Mapping[str, Path]) -> None:
+    size, plain = (files[name].stat().st_size / 1e3 for name in ("DPF", "dense"))
+    console.print(f"\nsparse model  {files['DPF']}, {size:.1f} kB (dense {plain:.1f} kB)", soft_wrap=True)
     try:
-        figures = draw(out, packed)
+        figures = draw(out, files)
     except ImportError:
         console.print('picture       needs altair: pip install "regrow[report]"')
     else:
@@ -153,57 +153,73 @@ def _show_files(console: Console, out: Path, packed: Path) -> None:
         console.print(f"  {command:<{widest}}  {what}", soft_wrap=True)
 
 
-def draw(out: Path, packed: Path) -> list[Path]:
-    """Plot the accuracy of the three runs over the epochs, and return the files."""
+def draw(out: Path, files: Mapping[str, Path]) -> list[Path]:
+    """Plot the accuracy of the three runs over the epochs, and return the figures; `files` are their models."""
     from regrow.report.figures.base import Figure, finish
     from regrow.report.render import write_figures
     from regrow.runs.folder import read_metrics
 
-    records = {name: read_metrics(out / name) for name in RECIPES}
-    sizes = {name: (out / name / "model.safetensors").stat().st_size for name in RECIPES} | {
-        "DPF": packed.stat().st_size
-    }
-    rows = _points(records, sizes)
-    trained = RECIPES["dense"].epochs
+    rows = _points({name: read_metrics(out / name) for name in RECIPES}, files)
+    trained, tuned = RECIPES["dense"].epochs, RECIPES["one-shot"].finetune_epochs
     pruned = f"{100 * SPARSITY:g} % of the weights pruned"
     caption = f"Top-1 accuracy on 500 test images; {pruned}. Shaded: fine-tuning of the one-shot model."
-    chart = _picture(trained, trained + RECIPES["one-shot"].finetune_epochs)
-    spec = finish(chart, rows, height=300, labels=[row["end"] for row in rows if row["end"]])
-    figure = Figure("accuracy", f"Digits: {pruned}", caption, caption, spec)
-    return write_figures([figure], out, ("svg", "png"))
+    spec = finish(_picture(trained, trained + tuned), rows, height=_HEIGHT)
+    return write_figures([Figure("accuracy", f"Digits, {pruned}", caption, caption, spec)], out, ("svg", "png"))
 
 
-def _points(records: Mapping[str, Sequence[Mapping[str, Any]]], sizes: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return a row for each epoch of each run; the last one has the label: name, accuracy and file size."""
+_AXIS, _HEIGHT = (0.0, 100.0), 300
+
+
+def _points(records: Mapping[str, Sequence[Mapping[str, Any]]], files: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Return a row for each epoch of each run; the last one has a label with accuracy and file size."""
     from regrow.report.figures.base import label_places
 
     ends = {name: found[-1]["top1"] for name, found in records.items()}
-    places = label_places(ends, *_AXIS, height=300)
+    places = label_places(ends, *_AXIS, height=_HEIGHT)
     return [
         {
             "series": name,
             "epoch": record["epoch"],
-            "top1": max(record["top1"], _AXIS[0]),
-            "end": f"{name} {ends[name]:.1f} %, {sizes[name] / 1e3:.0f} kB" if record is found[-1] else "",
+            "top1": record["top1"],
+            "text": f"{record['top1']:.1f} %",
+            "end": f"{name} {ends[name]:.1f} %, {files[name].stat().st_size / 1e3:.0f} kB",
             "place": places[name],
+            "last": record is found[-1],
         }
         for name, found in records.items()
         for record in found
     ]
 
 
-_AXIS = 0.0, 100.0
-
-
-def _picture(trained: int, finetuned: int) -> Any:
-    """Return the chart; the epochs after `trained` are shaded and named."""
+def _picture(trained: int, tuned: int) -> Any:
+    """Return the chart of `tuned` epochs, of which those after `trained` are shaded."""
     from regrow.report.figures.base import altair, new_chart
 
     alt = altair()
-    scale = alt.Scale(domain=[1, finetuned], nice=False)
-    x = alt.X("epoch:Q", title="epoch", scale=scale, axis=alt.Axis(grid=False, tickMinStep=1))
+    scale = alt.Scale(domain=[1, tuned], nice=False)
+    axis = alt.Axis(grid=False, tickMinStep=1)
+    x = alt.X("epoch:Q", title="epoch", scale=scale, axis=axis)
     y = alt.Y("top1:Q", title="top-1, %", scale=alt.Scale(domain=list(_AXIS)))
+    place = alt.Y("place:Q", title="top-1, %")
     color = alt.Color("series:N", scale=alt.Scale(domain=list(RECIPES)), legend=None)
-    base = new_chart().encode(x=x, color=color)
-    shade = new_chart().mark_rect(opacity=0.004, color="gray", x=alt.ExprRef(f"scale('x', {trained})"), x2="width")
-    return alt.layer(shade, base.mark_line(strokeWidth=2.5).encode(y=y))
+    base = new_chart().encode(color=color)
+    tuning = new_chart().transform_filter(f"datum.epoch == {tuned}").transform_calculate(start=f"{trained}")
+    start = alt.X("start:Q", title="epoch", scale=scale)
+    ended = base.transform_filter("datum.last").transform_calculate(edge=f"{tuned}")
+    shot = base.transform_filter(f"datum.series == 'one-shot' && datum.epoch == {trained}")
+    return alt.layer(
+        tuning.mark_rect(opacity=0.12, color="gray").encode(x=start, x2="epoch"),
+        tuning.mark_text(
+            align="left", baseline="bottom", dx=2, dy=-4, y=_HEIGHT, text="fine-tuning", fontSize=9
+        ).encode(x=start),
+        # Until it is pruned, the one-shot model is the dense one: its line shows on both sides of that line.
+        *(
+            base.transform_filter(f"datum.series == '{name}'").mark_line(strokeWidth=width).encode(x=x, y=y)
+            for name, width in (("one-shot", 5), ("dense", 2), ("DPF", 2.5))
+        ),
+        ended.mark_rule(strokeDash=[2, 3]).encode(x=x, x2="edge:Q", y=y),
+        ended.mark_text(align="left", dx=8, fontSize=12, x=alt.ExprRef("width")).encode(y=place, text="end:N"),
+        shot.transform_calculate(said="'pruned in one shot: ' + datum.text")
+        .mark_text(align="right", dx=-8, fontSize=12)
+        .encode(x=x, y=y, text="said:N"),
+    )

@@ -16,8 +16,8 @@ AT_LEVEL = "datum.level == null || datum.level == level"
 
 HEIGHT = 260
 """Height of the plot in pixels."""
-LABEL_WIDTH = 150
-"""Most pixels for the labels beside a plot."""
+LABEL_WIDTH = 120
+"""Most pixels for the labels beside a plot; it shrinks to make room for them."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,10 @@ class Figure:
         return Figure(self.name, self.title, self.caption, self.description, spec)
 
     def without_legend(self) -> dict[str, Any]:
-        """Return the specification without a legend, for a page that has its own."""
+        """Return the specification without a legend, for a page that has its own, with room for labels of lines."""
         spec = copy.deepcopy(self.spec)
+        widest = max((len(row.get("end", "")) for row in spec["datasets"]["rows"]), default=0)
+        spec["padding"] = {"left": 5, "top": 5, "bottom": 5, "right": min(LABEL_WIDTH, 7 * widest) + 5}
         for layer in spec.get("layer", []):
             for channel in layer["encoding"].values():
                 if isinstance(channel, dict) and channel.get("field") == "series":
@@ -69,15 +71,9 @@ def new_chart() -> Any:
     return altair().Chart(altair().NamedData(name="rows"))
 
 
-def finish(
-    chart: Any, rows: Sequence[Mapping[str, Any]], *, height: int = HEIGHT, labels: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return the specification of `chart` with its data, as wide as its container; the theme styles it.
-
-    `labels` are the texts beside the ends of its lines.
-    """
+def finish(chart: Any, rows: Sequence[Mapping[str, Any]], *, height: int = HEIGHT) -> dict[str, Any]:
+    """Return the specification of `chart` with its data, as wide as its container; the theme styles it."""
     spec: dict[str, Any] = chart.properties(width="container", height=height).to_dict()
-    spec["padding"] = room_for(labels)
     spec["datasets"] = {"rows": list(rows)}
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     del spec["config"]
@@ -142,7 +138,7 @@ def outliers(base: Any, title: str, low: float, high: float, **encoding: Any) ->
 
 OUTSIDE = " Triangles at the edge mark values outside the axis; point at them for the number."
 _LABELS = 16  # more would not fit beside a figure
-_LABEL_HEIGHT = 14
+_LABEL_HEIGHT = 15
 
 
 def label_places(values: Mapping[str, float], low: float, high: float, *, height: int = HEIGHT) -> dict[str, float]:
@@ -152,12 +148,6 @@ def label_places(values: Mapping[str, float], low: float, high: float, *, height
     ends = [min(max(value, low), high) for value in values.values()]
     places = spread(ends, gap=_LABEL_HEIGHT * (high - low) / height)
     return {name: compact(place) for name, place in zip(values, places, strict=True)}
-
-
-def room_for(labels: Sequence[str]) -> dict[str, int]:
-    """Return the padding of a figure with `labels` beside it."""
-    widest = max((len(label) for label in labels), default=0)
-    return {"left": 5, "top": 5, "bottom": 5, "right": min(LABEL_WIDTH, 7 * widest + 8) if widest else 5}
 
 
 def spread(values: Sequence[float], gap: float) -> list[float]:

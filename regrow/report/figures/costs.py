@@ -72,8 +72,7 @@ def tradeoff_figure(cost: Cost, task: Task) -> Figure | None:
     _place_labels(rows, low, high)
     chart = _tradeoff_chart(cost, task.series, (low, high), dense=dense, clipped=clipped)
     caption = _TRADEOFF_CAPTION + (_DENSE if dense else "") + (OUTSIDE if clipped else "")
-    labels = [row["end"] for row in rows if row["place"] is not None]
-    spec = finish(chart.properties(description=description), rows, labels=labels)
+    spec = finish(chart.properties(description=description), rows)
     return Figure(cost.name, cost.title, caption, description, spec)
 
 
@@ -117,7 +116,7 @@ def _tradeoff_chart(
     color, dashes, shapes = series_scales(series, lines=False)
     kind: dict[str, Any] = {"type": "log", "nice": False, "reverse": True} if cost.logarithmic else {"zero": False}
     scale = alt.Scale(padding=20, **kind)
-    ticks: dict[str, Any] = {"format": "~s", "tickCount": 5} if cost.logarithmic else {}
+    ticks: dict[str, Any] = {"format": "~s", "tickCount": 5} if cost.logarithmic else {"tickCount": 6}
     axis = alt.Axis(grid=False, labelBound=True, **ticks)  # drops labels that would be cut off
     y = alt.Y("mean:Q", title=_TOP1, scale=alt.Scale(zero=False, nice=False, domain=list(domain)))
     base = new_chart().encode(x=alt.X("x:Q", title=cost.axis, scale=scale, axis=axis), color=color)

@@ -132,8 +132,7 @@ def curve_figure(curve: Curve, entries: Sequence[Entry], series: Sequence[str], 
     clipped = min(means) < low or max(means) > high
     chart = _chart(curve, series, level, (low, high), clipped=clipped).properties(description=description)
     caption = curve.caption + (OUTSIDE if clipped else "")
-    labels = [row["end"] for row in rows if row["places"]]
-    return Figure(curve.name, curve.title, caption, description, finish(chart, rows, labels=labels))
+    return Figure(curve.name, curve.title, caption, description, finish(chart, rows))
 
 
 def _place_labels(rows: Sequence[dict[str, Any]], low: float, high: float) -> None:
