@@ -107,12 +107,13 @@ def benchmarks() -> str:
             continue
         machine = result["machine"]
         where = f"{machine['cpu']}, {machine['threads']} of {machine['cores']} threads, torch {machine['torch']}"
-        shown = [{name: cell(value) for name, value in row.items()} for row in result["rows"]]
-        parts = (
-            [row for row in shown if row.get("part") == part] for part in dict.fromkeys(r.get("part") for r in shown)
-        )
+        parts: dict[str, list[dict[str, str]]] = {}
+        for row in result["rows"]:
+            shown = {name: cell(value) for name, value in row.items() if name != "part"}
+            parts.setdefault(row.get("part", ""), []).append(shown)
         made = f"`{result['command']}`, {result['date']}, {where}"
-        sections.append("\n".join([f"### {result['title']}\n\n{made}\n", *map(markdown, parts)]))
+        tables = [(f"**{part}**\n\n" if part else "") + markdown(lines) for part, lines in parts.items()]
+        sections.append("\n".join([f"### {result['title']}\n\n{made}\n", *tables]))
     return "\n".join(sections)
 
 

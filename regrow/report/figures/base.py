@@ -17,7 +17,7 @@ AT_LEVEL = "datum.level == null || datum.level == level"
 HEIGHT = 260
 """Height of the plot in pixels."""
 LABEL_WIDTH = 120
-"""Most pixels for the labels beside a plot; it shrinks to make room for them."""
+"""Most pixels for the labels beside a plot, which shrinks to make room for them."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,8 @@ class Figure:
         return Figure(self.name, self.title, self.caption, self.description, spec)
 
     def without_legend(self) -> dict[str, Any]:
-        """Return the specification without a legend, for a page that has its own, with room for labels of lines."""
+        """Return the specification without a legend, for a page that has its own."""
         spec = copy.deepcopy(self.spec)
-        widest = max((len(row.get("end", "")) for row in spec["datasets"]["rows"]), default=0)
-        spec["padding"] = {"left": 5, "top": 5, "bottom": 5, "right": min(LABEL_WIDTH, 7 * widest) + 5}
         for layer in spec.get("layer", []):
             for channel in layer["encoding"].values():
                 if isinstance(channel, dict) and channel.get("field") == "series":
@@ -116,7 +114,9 @@ def limits(values: Sequence[float]) -> tuple[float, float]:
     if len(inside) >= 8:
         low, _, high = statistics.quantiles(inside, n=4)
         reach = 3 * max(high - low, 1e-9)
-        inside = [value for value in inside if low - reach <= value <= high + reach]
+        near = [value for value in inside if low - reach <= value <= high + reach]
+        # Where many are far from the rest, they are what the figure is about.
+        inside = near if len(near) >= 0.9 * len(inside) else inside
     margin = 0.05 * (max(inside) - min(inside)) or 0.05 * abs(max(inside)) or 1.0
     return compact(min(inside) - margin), compact(max(inside) + margin)
 
@@ -131,7 +131,7 @@ def outliers(base: Any, title: str, low: float, high: float, **encoding: Any) ->
     return (
         base.transform_filter(f"datum.mean < {low} || datum.mean > {high}")
         .transform_calculate(edge=f"clamp(datum.mean, {low}, {high})")
-        .mark_point(filled=True, size=60, opacity=1, aria=False)
+        .mark_point(filled=True, size=60, opacity=1, clip=False, aria=False)
         .encode(y=alt.Y("edge:Q", title=title), shape=shape, **encoding)
     )
 

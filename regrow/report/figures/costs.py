@@ -137,7 +137,7 @@ def _tradeoff_chart(
         .encode(y=y, color=color, tooltip=tooltip)
     )
     place = alt.Y("place:Q", title=_TOP1)
-    text = {"align": "left", "fontSize": 12, "limit": LABEL_WIDTH - 10, "aria": False}
+    text = {"align": "left", "fontSize": 12, "limit": LABEL_WIDTH, "clip": False, "aria": False}
     labels = pruned.transform_filter("isValid(datum.place)").mark_text(dx=10, **text).encode(y=place, text="end:N")
     of_dense = (
         new_chart()

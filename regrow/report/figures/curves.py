@@ -207,7 +207,7 @@ def _chart(
     labels = (
         base.transform_calculate(place="datum.places[level == null ? 'null' : '' + level]")
         .transform_filter("datum.epoch == datum.last && isValid(datum.place)")
-        .mark_text(align="left", dx=8, fontSize=12, limit=LABEL_WIDTH - 10, aria=False)
+        .mark_text(align="left", dx=8, fontSize=12, limit=LABEL_WIDTH, clip=False, aria=False)
         .encode(y=alt.Y("place:Q", title=curve.axis), text="end:N")
     )
     marked = [outliers(base, curve.axis, *domain, tooltip=alt.value(alt.ExprRef(_tooltip(curve))))] if clipped else []
