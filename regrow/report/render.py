@@ -89,7 +89,7 @@ class Section:
 def sections(task: Task) -> list[Section]:
     """Return the figures for which the runs of `task` have data."""
     level, entries = task.main_level, task.entries
-    tradeoffs = {cost.choice: found for cost in COSTS if (found := tradeoff_figure(cost, task))}
+    tradeoffs = {cost.choice: figure for cost in COSTS if (figure := tradeoff_figure(cost, task))}
     alternatives = [Section("Accuracy and size", tuple(tradeoffs.values()), tuple(tradeoffs))] if tradeoffs else []
     candidates = {
         "Training": [curve_figure(curve, entries, task.series, level) for curve in TRAINING],
