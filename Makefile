@@ -11,10 +11,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# torch comes first and by its exact version, so that no other package can pull a different build.
-$(VENV)/.installed: pyproject.toml constraints.txt
+# What the demo needs. torch comes first and by its exact version, so that no other package can pull a different build.
+$(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt "$(TORCH)" numpy
+	$(PIP) install -c constraints.txt -e ".[cli,report]"
+	@touch $@
+
+# The rest: tools for tests and documentation.
+$(VENV)/.installed: $(VENV)/.demo
 	$(PIP) install -c constraints.txt -e ".[all,dev,docs]"
 	@touch $@
 
@@ -34,7 +39,7 @@ layers: install  ## imports point one way
 test: lint types layers  ## what CI runs: lint, types, layers and the tests
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-demo: install  ## train on digits dense, pruned afterwards and with DPF, and compare (a minute, no download)
+demo: $(VENV)/.demo  ## train on digits dense, pruned afterwards and with DPF, and compare (a minute, no download)
 	$(BIN)/regrow demo
 	@echo "Draw a digit yourself: open docs/_static/draw.html in a browser. A sparse network reads it while you draw."
 

@@ -24,6 +24,7 @@ release = version = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build", "_generated"]
 myst_heading_anchors = 3
+myst_enable_extensions = ["deflist"]
 
 # Docstrings are written as people read them in an editor: single backticks are code.
 default_role = "code"

@@ -108,8 +108,8 @@ def wasm(
     checked, y = _run(module, example, expected.shape)
     if y is not None and disagreement(y, rounded, lambda: None, TOLERANCE) is not None:
         raise RuntimeError(
-            f"the WebAssembly module differs from torch by {distance(y, rounded):.1e} on example_input (relative to the "
-            f"largest output); at most {TOLERANCE:.0e} is accepted. Please report this model."
+            f"the WebAssembly module differs from torch by {distance(y, rounded):.1e} on example_input (relative to "
+            f"the largest output); at most {TOLERANCE:.0e} is accepted. Please report this model."
         )
     folder.mkdir(parents=True, exist_ok=True)
     script, types = template_text("model.js"), template_text("model.d.ts")

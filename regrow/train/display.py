@@ -80,11 +80,11 @@ class Display:
 
     def _epoch_line(self, record: dict[str, Any]) -> str:
         width = len(str(self._epochs))
-        top5 = f"top-5 {record['top5']:.2f}  " if "top5" in record else ""
+        top5 = f"top-5 {record['top5']:.2f} %  " if "top5" in record else ""
         return (
-            f"epoch {record['epoch']:>{width}}/{self._epochs}  loss {record['loss']:.3f}  top-1 {record['top1']:5.2f}  "
-            f"{top5}sparsity {100 * record['sparsity']:4.1f} %  δ {record['delta']:.3f}  "
-            f"flips {100 * record['flips']:4.1f} %  {record['images_per_second']:,.0f} img/s{self._eta(record['step'])}"
+            f"epoch {record['epoch']:>{width}}/{self._epochs}  top-1 {record['top1']:5.2f} %  {top5}"
+            f"sparsity {100 * record['sparsity']:4.1f} %  loss {record['loss']:.3f}  "
+            f"{record['images_per_second']:,.0f} img/s{self._eta(record['step'])}"
         )
 
     def _eta(self, step: int) -> str:
