@@ -5,16 +5,21 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install lint types layers test check demo reproduce docs clean
+.PHONY: help install lint types layers test check demo template reproduce docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# torch comes first and by its exact version, so that no other package can pull a different build.
-$(VENV)/.installed: pyproject.toml constraints.txt
+# What the demo needs. torch comes first and by its exact version, so that no other package can pull a different build.
+$(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt "$(TORCH)" numpy
+	$(PIP) install -c constraints.txt -e ".[cli,report]"
+	@touch $@
+
+# The rest: tools for tests and documentation.
+$(VENV)/.installed: $(VENV)/.demo
 	$(PIP) install -c constraints.txt -e ".[all,dev,docs]"
 	@touch $@
 
@@ -34,8 +39,13 @@ layers: install  ## imports point one way
 test: lint types layers  ## what CI runs: lint, types, layers and the tests
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-demo: install  ## train on digits dense, pruned afterwards and with DPF, and compare (a minute, no download)
+demo: $(VENV)/.demo  ## train on digits dense, pruned afterwards and with DPF, and compare (a minute, no download)
 	$(BIN)/regrow demo
+	@echo "Draw a digit yourself: open docs/_static/draw.html in a browser. A sparse network reads it while you draw."
+
+template: install  ## build the WebAssembly template of `regrow export --to wasm` from the engine's kernels
+	$(PIP) install "ziglang==$$($(BIN)/python -c 'from regrow.export.wasm_template import ZIG; print(ZIG)')"
+	$(BIN)/python -m regrow.export.wasm_template
 
 reproduce: install  ## list the experiments of the paper; run one with `python -m reproduce ITEM`
 	$(BIN)/python -m reproduce

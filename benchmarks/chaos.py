@@ -1,6 +1,6 @@
 """Kills real processes at hundreds of random moments and checks that nothing is ever lost, damaged or different.
 
-    python -m benchmarks.chaos                      # until 750 kills are recorded; a quarter of an hour
+    python -m benchmarks.chaos                      # until 770 kills are recorded; half an hour
     python -m benchmarks.chaos --kills 20 --only training --out /tmp/chaos.jsonl
 
 Each round is one line in `results/chaos/kills.jsonl`: what was done, the seed that repeats its random choices, kills,
@@ -28,7 +28,14 @@ import torch
 from benchmarks.kills import CAMPAIGNS
 from benchmarks.runner import RESULTS, machine, table
 
-KILLS = {"checkpoint writing": 300, "packing": 200, "training": 200, "sweeping": 50}
+KILLS = {
+    "checkpoint writing": 300,
+    "packing": 200,
+    "two-writer packing": 100,
+    "training": 200,
+    "sweeping": 50,
+    "launching": 20,
+}
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import copy
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 
 import regrow
 from benchmarks.runner import interleave, report
-from regrow.core.select import prune_smallest
+from regrow.core.select import cut, find_threshold
 from regrow.models import build
 
 
@@ -30,6 +30,11 @@ class Masked(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight * self.mask
+
+
+def prune_smallest(scores: Sequence[Tensor], count: int) -> Iterator[Tensor]:
+    """Return one mask per tensor, False for the `count` elements of least magnitude over all of them."""
+    return cut(scores, find_threshold({f"tensor {index}": score for index, score in enumerate(scores)}, count))
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

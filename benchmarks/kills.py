@@ -12,6 +12,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,12 +24,15 @@ from typing import Any
 import torch
 
 from regrow import files
+from regrow.cli.train import _train_one_rank
 from regrow.files.model_file import load_model
 from regrow.runs.folder import read_metrics, read_recipe, read_result
 from regrow.runs.recipe import Recipe
+from regrow.runs.stop import GRACE
 from regrow.sweep import run_all
 from regrow.sweep.jobs import jobs_for
 from regrow.train import checkpoint
+from regrow.train.distributed import launch
 from regrow.train.run import run
 from tests.train.processes import RECIPE, context, outcome
 
@@ -69,6 +74,27 @@ def packing(folder: Path, chance: random.Random) -> Tally:
     return _writing(_save_packed, _packed_number, folder, chance)
 
 
+def two_writer_packing(folder: Path, chance: random.Random) -> Tally:
+    """Two processes pack to the same file and are killed in turn; it is always whole, and nothing else is left."""
+    tally, path = Tally(), folder / "file"
+    folder.mkdir(parents=True)
+    writers = [_start(_save_packed_forever, path, number) for number in range(2)]
+    while not path.exists():
+        assert all(writer.is_alive() for writer in writers), "a writer ended before it wrote anything"
+    for _ in range(10):
+        number = chance.randrange(2)
+        _kill_within(writers[number], 0.2, chance, tally)
+        _packed_number(path)
+        tally.files += 1
+        writers[number] = _start(_save_packed_forever, path, number)
+    for writer in writers:
+        _kill_within(writer, 0.2, chance, tally)
+    time.sleep(2.5)  # younger partial files could be those of a writer that has just started
+    files.save({"weights": torch.zeros(1, 9), "number": torch.tensor(0)}, path)
+    assert [each.name for each in folder.iterdir()] == ["file"], "a killed writer's partial file is left"
+    return tally
+
+
 def sweeping(folder: Path, chance: random.Random) -> Tally:
     """Kill the driver of a sweep and its workers in turn; no finished run is lost or touched, all end alike."""
     shape = {"sparsity": 0.5, "every": None, "epochs": 12, "batch": 256, "finetune_epochs": 0}
@@ -92,11 +118,31 @@ def sweeping(folder: Path, chance: random.Random) -> Tally:
     return tally
 
 
+def launching(folder: Path, chance: random.Random) -> Tally:
+    """Kill the launcher of two processes; they end by themselves in time, and the run ends like an undisturbed one."""
+    recipe = RECIPE.changed(seed=chance.randrange(1000), epochs=8)
+    _undisturbed(_launch, recipe, folder / "undisturbed")
+    tally, disturbed = Tally(), folder / "disturbed"
+    while _result(disturbed) is None:
+        launcher = _start(_launch, recipe, disturbed)
+        if chance.random() < 0.7:
+            _await_progress(launcher, disturbed)
+        launcher.join(chance.uniform(0, 1))
+        workers = _children(launcher)
+        _kill_within(launcher, 0.1, chance, tally)
+        await_end(workers)
+        tally.files += check_run(disturbed)
+    assert outcome(disturbed) == outcome(folder / "undisturbed"), f"{recipe.name()} ended with other bits"
+    return tally
+
+
 CAMPAIGNS: dict[str, Callable[[Path, random.Random], Tally]] = {
     "checkpoint writing": checkpoint_writing,
     "packing": packing,
+    "two-writer packing": two_writer_packing,
     "training": training,
     "sweeping": sweeping,
+    "launching": launching,
 }
 
 
@@ -104,7 +150,7 @@ def check_run(folder: Path) -> int:
     """Read every file of a run folder, whole or not there; return how many there are."""
     readers: dict[str, Callable[[Path], object]] = {
         "recipe.toml": lambda path: read_recipe(path.parent),
-        "checkpoint.pt": checkpoint.load,
+        "checkpoint.safetensors": checkpoint.load,
         "metrics.jsonl": lambda path: read_metrics(path.parent),
         "model.safetensors": load_model,
         "result.json": lambda path: read_result(path.parent),
@@ -140,7 +186,7 @@ def _await_progress(process: BaseProcess, folder: Path) -> None:
     """Wait for a new checkpoint, so that a machine too busy for anything between two kills still gets to the end."""
 
     def written() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in folder.rglob("checkpoint.pt")}
+        return {path: path.stat().st_mtime_ns for path in folder.rglob("checkpoint.safetensors")}
 
     before = written()
     while process.is_alive() and written() == before:
@@ -158,6 +204,27 @@ def _kill_a_worker(folder: Path, chance: random.Random) -> int:
     return 1
 
 
+def _children(process: BaseProcess) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
+    return [int(number) for number in found.stdout.split()]
+
+
+def await_end(workers: list[int]) -> None:
+    """Wait for processes whose parent was killed; they have `GRACE` seconds, and the machine may be busy."""
+    deadline = time.monotonic() + 2 * GRACE
+    while left := [worker for worker in workers if _is_running(worker)]:
+        assert time.monotonic() < deadline, f"processes {left} have survived their launcher"
+        time.sleep(0.01)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"  # a process that nobody has waited for yet has ended, too
+
+
 def _result(folder: Path) -> dict[str, Any] | None:
     return read_result(folder)
 
@@ -169,6 +236,13 @@ def _digest(folder: Path) -> str:
 
 def _train(recipe: Recipe, folder: Path) -> None:
     run(recipe, folder, save_every=OFTEN)
+
+
+def _launch(recipe: Recipe, folder: Path) -> None:
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    sys.exit(launch(_train_one_rank, (recipe, folder, OFTEN), nproc=2, restarts=0))
 
 
 def _sweep(recipes: list[Recipe], folder: Path) -> None:
@@ -212,6 +286,13 @@ def _save_packed(path: Path) -> None:
         weights[::3] = number
         files.save({"weights": weights, "number": torch.tensor(number)}, path)
         _say(path, number)
+
+
+def _save_packed_forever(path: Path, start: int) -> None:
+    for number in range(start, 10**9, 2):
+        weights = torch.zeros(1 + 7919 * number % 5_000, 9)
+        weights[::3] = number
+        files.save({"weights": weights, "number": torch.tensor(number)}, path)
 
 
 def _packed_number(path: Path) -> int:

@@ -1,6 +1,6 @@
 """Writes what was measured, everything in `results/`, as Markdown tables for the documentation and the README.
 
-`python -m benchmarks.pages` writes the table in README.md anew; building the documentation writes all the others.
+`python -m benchmarks.pages` updates numbers and picture of README.md; building the documentation writes the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine_page
+from benchmarks import engine_page, headline
 from benchmarks.runner import RESULTS, cell
 from regrow.report.figures.base import Figure
 from regrow.report.figures.costs import COSTS, tradeoff_figure
@@ -38,13 +38,13 @@ MARKS = "<!-- measured: python -m benchmarks.pages -->\n", "<!-- /measured -->"
 
 
 def write_pages(folder: Path) -> None:
-    """Write `trainings.md` with its figures, `benchmarks.md`, `measured.md` and `engine.md` into `folder`."""
+    """Write `trainings.md` with its figures, and the other parts of pages that are numbers, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     tasks = _tasks()
     drawn = write_figures(filter(None, map(_figure, tasks)), folder, ("svg",))
     pictures = {path.stem: path.name for path in drawn}
     parts = {"trainings": trainings(tasks, pictures), "benchmarks": benchmarks(), "measured": measured()}
-    parts["engine"] = engine()
+    parts |= {"engine": engine(), "browser": browser(), "headline": headline.html()}
     for name, text in parts.items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
@@ -73,7 +73,7 @@ def trainings(tasks: Sequence[Task], pictures: Mapping[str, str]) -> str:
 def _training(task: Task) -> str:
     lines = [
         {
-            "": _unbroken(row.label),
+            "": row.label.replace(" %", "\u00a0%"),
             "settings": row.settings,
             "sparsity": _unbroken(row.sparsity),
             "top-1, %": _unbroken(row.top1),
@@ -107,13 +107,35 @@ def benchmarks() -> str:
             continue
         machine = result["machine"]
         where = f"{machine['cpu']}, {machine['threads']} of {machine['cores']} threads, torch {machine['torch']}"
-        shown = [{name: cell(value) for name, value in row.items()} for row in result["rows"]]
-        parts = (
-            [row for row in shown if row.get("part") == part] for part in dict.fromkeys(r.get("part") for r in shown)
-        )
+        parts: dict[str, list[dict[str, str]]] = {}
+        for row in result["rows"]:
+            shown = {name: cell(value) for name, value in row.items() if name != "part"}
+            parts.setdefault(row.get("part", ""), []).append(shown)
         made = f"`{result['command']}`, {result['date']}, {where}"
-        sections.append("\n".join([f"### {result['title']}\n\n{made}\n", *map(markdown, parts)]))
+        tables = [(f"**{part}**\n\n" if part else "") + markdown(lines) for part, lines in parts.items()]
+        sections.append("\n".join([f"### {result['title']}\n\n{made}\n", *tables]))
     return "\n".join(sections)
+
+
+def browser() -> str:
+    """Return speed and size of exported WebAssembly modules: `benchmarks.browser`."""
+    result = json.loads((RESULTS / "browser.json").read_text(encoding="utf-8"))
+    parts = {part: [row for row in result["rows"] if row["part"] == part] for part in ("speed", "size")}
+    lines = [
+        {
+            "sparsity": f"{100 * row['sparsity']:g} %",
+            "onnxruntime-web, ms": cell(row["onnxruntime-web, dense, ms"]),
+            "regrow, ms": cell(row["regrow ms"]),
+            "times faster": f"{row['times faster']:.1f}",
+            **{
+                f"{size['weights']}, KB (brotli)": f"{size['KB']:.0f} ({size['brotli KB']:.0f})"
+                for size in parts["size"]
+                if size["sparsity"] == row["sparsity"]
+            },
+        }
+        for row in parts["speed"]
+    ]
+    return f"{result['title']}; {result['machine']['cpu']}, {result['date']}.\n\n{markdown(lines)}"
 
 
 def measured() -> str:
@@ -235,10 +257,11 @@ def markdown(lines: Sequence[dict[str, str]]) -> str:
 
 
 def write_readme() -> None:
-    """Put the present numbers between the marks in README.md."""
+    """Put the present numbers between the marks in README.md, and draw its picture."""
     path = ROOT / "README.md"
     before, rest = path.read_text(encoding="utf-8").split(MARKS[0])
-    path.write_text(f"{before}{MARKS[0]}{measured()}{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
+    path.write_text(f"{before}{MARKS[0]}{headline.html()}{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
+    headline.write_pictures(ROOT / "docs" / "_static")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ TUNED = ("dpf", "incremental", "dense", *DYNAMIC)
 REMEDIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("settle", {"options": ("settle=0.1",)}),
     ("soft, settle", {"options": ("settle=0.1", "threshold=soft")}),
-    ("stabilize, settle", {"options": ("settle=0.1", "stabilise=true")}),
+    ("stabilize, settle", {"options": ("settle=0.1", "stabilize=true")}),
     ("every=16", {"every": 16}),
 )
 

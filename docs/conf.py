@@ -7,12 +7,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.pages import write_pages  # noqa: E402
+from docs.methods_table import class_list  # noqa: E402
 from regrow import __version__  # noqa: E402
 from regrow.engine.ops.base import lowerings  # noqa: E402
 
 write_pages(ROOT / "docs" / "_generated")
 names = ", ".join(f"`{name}`" for name in lowerings())
 (ROOT / "docs" / "_generated" / "operations.md").write_text(f"By their names in ATen: {names}.\n")
+(ROOT / "docs" / "_generated" / "method-classes.md").write_text(class_list(), encoding="utf-8")
 
 project = "regrow"
 author = "The regrow developers"
@@ -22,6 +24,7 @@ release = version = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build", "_generated"]
 myst_heading_anchors = 3
+myst_enable_extensions = ["deflist"]
 
 # Docstrings are written as people read them in an editor: single backticks are code.
 default_role = "code"

@@ -4,15 +4,18 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from regrow.methods.registry import METHODS
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same table for type checkers; a test compares them
     from regrow.analysis.costs import Account as Account
     from regrow.analysis.costs import account as account
-    from regrow.core.masks import Masks as Masks
+    from regrow.core.pruner import Pruner as Pruner
     from regrow.core.schedule import Constant as Constant
     from regrow.core.schedule import Cubic as Cubic
-    from regrow.core.stats import Stats as Stats
+    from regrow.core.state import Masks as Masks
+    from regrow.core.state import Stats as Stats
     from regrow.core.weights import Memory as Memory
     from regrow.engine.compiler import compile as compile
     from regrow.engine.runtime.model import CompiledModel as CompiledModel
@@ -20,14 +23,11 @@ if TYPE_CHECKING:  # the same table for type checkers; a test compares them
     from regrow.files.packed import load as load
     from regrow.files.packed import save as save
     from regrow.methods.acdc import ACDC as ACDC
-    from regrow.methods.compressors import NM as NM
-    from regrow.methods.compressors import LowRank as LowRank
-    from regrow.methods.compressors import Sign as Sign
-    from regrow.methods.compressors import Uniform as Uniform
     from regrow.methods.deepr import DeepR as DeepR
     from regrow.methods.dense import Dense as Dense
     from regrow.methods.dns import DNS as DNS
     from regrow.methods.dpf import DPF as DPF
+    from regrow.methods.drop_and_grow import DropAndGrow as DropAndGrow
     from regrow.methods.dsd import DSD as DSD
     from regrow.methods.dsr import DSR as DSR
     from regrow.methods.feedback import Feedback as Feedback
@@ -36,8 +36,6 @@ if TYPE_CHECKING:  # the same table for type checkers; a test compares them
     from regrow.methods.incremental import Incremental as Incremental
     from regrow.methods.lottery import LotteryTicket as LotteryTicket
     from regrow.methods.oneshot import OneShot as OneShot
-    from regrow.methods.pruner import Pruner as Pruner
-    from regrow.methods.rewire import Rewire as Rewire
     from regrow.methods.rigl import RigL as RigL
     from regrow.methods.set import SET as SET
     from regrow.methods.sfp import SFP as SFP
@@ -52,41 +50,18 @@ if TYPE_CHECKING:  # the same table for type checkers; a test compares them
 
 # Public names and the modules that define them; a module is imported when its name is first used.
 _MODULES = {
-    "ACDC": "regrow.methods.acdc",
-    "DNS": "regrow.methods.dns",
-    "DSD": "regrow.methods.dsd",
-    "SRSTE": "regrow.methods.srste",
-    "GraNet": "regrow.methods.granet",
-    "Static": "regrow.methods.static",
     "Account": "regrow.analysis.costs",
     "CompiledModel": "regrow.engine.runtime.model",
     "Constant": "regrow.core.schedule",
     "Cubic": "regrow.core.schedule",
-    "DPF": "regrow.methods.dpf",
-    "DSR": "regrow.methods.dsr",
-    "DeepR": "regrow.methods.deepr",
-    "Dense": "regrow.methods.dense",
-    "Feedback": "regrow.methods.feedback",
-    "Fixed": "regrow.methods.fixed",
+    "DropAndGrow": "regrow.methods.drop_and_grow",
     "FormatError": "regrow.files.model_file",
-    "Incremental": "regrow.methods.incremental",
     "LotteryTicket": "regrow.methods.lottery",
-    "LowRank": "regrow.methods.compressors",
-    "Masks": "regrow.core.masks",
+    "Masks": "regrow.core.state",
     "Memory": "regrow.core.weights",
-    "NM": "regrow.methods.compressors",
-    "OneShot": "regrow.methods.oneshot",
-    "Pruner": "regrow.methods.pruner",
-    "Rewire": "regrow.methods.rewire",
-    "RigL": "regrow.methods.rigl",
-    "SET": "regrow.methods.set",
-    "SFP": "regrow.methods.sfp",
-    "SNIP": "regrow.methods.snip",
+    "Pruner": "regrow.core.pruner",
     "ShrinkReport": "regrow.shrinking.api",
-    "Sign": "regrow.methods.compressors",
-    "SparseMomentum": "regrow.methods.sparse_momentum",
-    "Stats": "regrow.core.stats",
-    "Uniform": "regrow.methods.compressors",
+    "Stats": "regrow.core.state",
     "account": "regrow.analysis.costs",
     "bench": "regrow.timing.compare",
     "compile": "regrow.engine.compiler",
@@ -94,6 +69,7 @@ _MODULES = {
     "save": "regrow.files.packed",
     "shrink": "regrow.shrinking.api",
     "shrink_report": "regrow.shrinking.api",
+    **{path.partition(":")[2]: path.partition(":")[0] for path in METHODS.values()},
 }
 
 __all__ = ["__version__", *_MODULES]

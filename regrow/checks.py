@@ -35,9 +35,9 @@ def check_count(name: str, value: object, things: str, *, least: int) -> None:
         raise ValueError(right)
 
 
-def check_share(name: str, value: float, *, inside: bool = False) -> float:
+def check_fraction(name: str, value: float, *, inside: bool = False) -> float:
     """Return `value` if it is a fraction in [0, 1], or in (0, 1) with `inside`."""
-    right = "a share in (0, 1)" if inside else "a share in [0, 1]"
+    right = "a fraction in (0, 1)" if inside else "a fraction in [0, 1]"
     number = check_number(name, value, right)
     if not (0 < number < 1 if inside else 0 <= number <= 1):
         raise ValueError(f"{name} must be {right}, got {number:g}")

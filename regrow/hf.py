@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from regrow.core.modules import unwrap
-from regrow.core.pruner import BasePruner
+from regrow.core.pruner import Pruner
 from regrow.files.model_file import FormatError
 from regrow.files.packed import Dtype, load, save
-from regrow.methods import Pruner
 from regrow.train.events import TrackerRun
 from regrow.train.hosts import attach
 
@@ -34,7 +33,7 @@ PACKED = "model.regrow"
 """File name of the weights in a folder of `save_pretrained`."""
 
 
-def watch(trainer: Trainer, pruner: BasePruner) -> None:
+def watch(trainer: Trainer, pruner: Pruner) -> None:
     """Log sparsity and δ with all else that `trainer` logs, and keep the pruner in the checkpoints that it makes.
 
     >>> pruner = regrow.DPF(trainer.model, trainer.create_optimizer(), sparsity=0.9)
@@ -55,11 +54,11 @@ class PrunerCallback(TrainerCallback):
     """
 
     def __init__(
-        self, method: str | type[Pruner] | BasePruner, *, tracker: TrackerRun | None = None, **options: Any
+        self, method: str | type[Pruner] | Pruner, *, tracker: TrackerRun | None = None, **options: Any
     ) -> None:
-        if isinstance(method, BasePruner) and options:
+        if isinstance(method, Pruner) and options:
             raise TypeError(f"options go with the name of a method, got {', '.join(options)} and a pruner")
-        self.pruner = method if isinstance(method, BasePruner) else None
+        self.pruner = method if isinstance(method, Pruner) else None
         self.tracker = tracker
         self._method, self._options = method, options
 
@@ -68,7 +67,7 @@ class PrunerCallback(TrainerCallback):
     ) -> None:
         """Attach, and continue where the checkpoint was taken: model and optimizer have been loaded by now."""
         saved = self._saved(args, state) if state.global_step > 0 else None
-        if not isinstance(self._method, BasePruner):
+        if not isinstance(self._method, Pruner):
             model = unwrap(events["model"])
             if self.pruner is not None:
                 self.pruner.detach()  # of an earlier call of train()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from regrow.core.pruner import BasePruner
-from regrow.methods import Pruner
+from regrow.core.pruner import Pruner
 from regrow.train.events import TrackerRun
 from regrow.train.hosts import attach
 
@@ -37,7 +36,7 @@ class PrunerCallback(Callback):
         if method is None and options:
             raise TypeError(f"options need a method, such as PrunerCallback('dpf', ...), got {', '.join(options)}")
         self.attribute, self.tracker = attribute, tracker
-        self.pruner: BasePruner | None = None
+        self.pruner: Pruner | None = None
         self._method, self._options = method, options
         self._checkpoint: dict[str, Any] | None = None
 
@@ -84,9 +83,9 @@ class PrunerCallback(Callback):
             raise ValueError("this checkpoint has no pruner: it was saved without PrunerCallback in callbacks=[...]")
         self._checkpoint = checkpoint
 
-    def _pruner(self, module: LightningModule) -> BasePruner:
+    def _pruner(self, module: LightningModule) -> Pruner:
         pruner = getattr(module, self.attribute, None) if self._method is None else self.pruner
-        if not isinstance(pruner, BasePruner):
+        if not isinstance(pruner, Pruner):
             raise AttributeError(
                 f"{type(module).__name__}.{self.attribute} must be a pruner, it is {pruner!r}: in configure_optimizers "
                 f"write self.{self.attribute} = regrow.DPF(self, optimizer, ...), or pass PrunerCallback('dpf', ...)"

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import glob
 import hashlib
 import os
 import platform
 import secrets
+import stat
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,28 +27,62 @@ _PACKAGES = (
     *("onnx", "onnxruntime", "openvino"),
 )
 
+_LARGEST_CACHED = 1 << 28
+"""Largest file in bytes that is read from the folder of kernels."""
+
+
+# Seconds after which a partial file that nobody has locked was left by a killed process.
+_NEWLY_CREATED = 2.0
+
 
 def cores() -> int:
     """Return how many CPUs this process may use; in a container, this can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def write_atomically(path: str | Path, data: bytes) -> None:
-    """Replace the file `path` by `data`; after a crash at any moment, it has its old or its new content."""
+def write_atomically(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Replace the file `path` by `data`; after a crash at any moment, it has its old or its new content.
+
+    `mode` are the permissions before the umask is applied.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with partial.open("xb") as file:
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            _lock(file.fileno())
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+            partial.replace(path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error  # the user does not know the partial file
     finally:
         partial.unlink(missing_ok=True)
     _sync_directory(path.parent)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the partial files of killed writers of `path`; those of living writers are locked."""
+    for abandoned in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}"):
+        with contextlib.suppress(OSError):
+            handle = os.open(abandoned, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+            try:
+                # A writer locks its file right after it has created it.
+                if time.time() - os.fstat(handle).st_mtime > _NEWLY_CREATED and _lock(handle):
+                    abandoned.unlink()
+            finally:
+                os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Lock an open file until it is closed; return False if another process has locked it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _sync_directory(folder: Path) -> None:
@@ -64,17 +105,73 @@ def cache_folder() -> Path:
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "regrow"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "regrow"
+    except RuntimeError:
+        raise OSError("the home folder is unknown. Set REGROW_CACHE to a folder that can be written.") from None
+
+
+def kernel_folder() -> Path:
+    """Return the folder of the cache for kernels and measured tiles, which only this user can change.
+
+    It is a folder of its own because libraries in it are executed, and users may share the rest of the cache.
+    """
+    return cache_folder() / "kernels"
+
+
+@contextmanager
+def trusted_folder(folder: Path) -> Iterator[int | None]:
+    """Open a folder; None if it is missing, or if anybody but this user and root can change what is in it."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield None
+        return
+    try:
+        yield handle if _is_ours(os.fstat(handle)) else None
+    finally:
+        os.close(handle)
+
+
+def read_trusted(folder: int, name: str) -> bytes | None:
+    """Read a file of a `trusted_folder`; None if it is missing, or if anybody but this user and root can change it."""
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError:
+        return None
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        suitable = stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST_CACHED and _is_ours(status)
+        return file.read(_LARGEST_CACHED) if suitable else None
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def recall(path: Path) -> bytes | None:
+    """Return what `remember` wrote; None if the file is missing, or if anybody but this user and root can change it."""
+    with trusted_folder(path.parent) as folder:
+        return None if folder is None else read_trusted(folder, path.name)
 
 
 def remember(path: Path, content: bytes) -> bool:
-    """Write a file of the cache and return True; if that is impossible, warn and return False."""
+    """Write a file of the cache and return True; if that is impossible, or useless for `recall`, warn and return False.
+
+    Others cannot write to the file or to a folder that is made for it, whatever the umask allows.
+    """
     try:
-        write_atomically(path, content)
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with trusted_folder(path.parent) as folder:
+            if folder is None:
+                status = path.parent.stat()
+                owner, mode = status.st_uid, stat.S_IMODE(status.st_mode)
+                raise PermissionError(None, f"other users can change it: its owner is {owner}, its mode {mode:o}")
+        write_atomically(path, content, mode=0o644)
     except OSError as error:
         warn(
-            f"{path.parent} cannot be written ({error.strerror or error}): kernels and measurements of this model are "
-            "lost when the program ends. Set REGROW_CACHE to a folder that can be written.",
+            f"{path.parent} cannot be used as a cache ({error.strerror or error}): kernels and measurements of this "
+            "model are lost when the program ends. Set REGROW_CACHE to a folder of your own that can be written.",
             RuntimeWarning,
         )
         return False
@@ -129,7 +226,7 @@ def commit() -> str | None:
 
 
 def cpu_name() -> str:
-    """Return the processor's name as the system knows it, with family and model, since clouds hide the exact name."""
+    """Return the processor's name as the operating system reports it, with family and model where they are known."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         lines = cpuinfo.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()

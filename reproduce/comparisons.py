@@ -108,7 +108,7 @@ def settled(scale: Scale) -> list[Pair]:
     pairs = []
     for sparsity in (0.9, 0.95, 0.98):
         at = place(scale, sparsity)
-        for option in ("settle=0.1", "stabilise=true"):
+        for option in ("settle=0.1", "stabilize=true"):
             remedy = Column("dpf", fields=(("options", (option,)),)).cell(scale, at)
             for other in (Column("dpf"), Column("incremental")):
                 name = f"DPF, {option}, {percent(sparsity)}"
@@ -148,10 +148,10 @@ def extreme(scale: Scale) -> list[Pair]:
     """Beyond the paper: at 98 %, masks at every step that settle, and bounded gradients of dead filters."""
     network, sparsity = at = place(scale, 0.98)
     fields = dict(often(scale))
-    remedy = scale.cell(network, "dpf", sparsity, **fields, options=("settle=0.1", "stabilise=true"))
-    stable = Column("dpf", fields=(("options", ("stabilise=true",)),), name="DPF, stabilise")
+    remedy = scale.cell(network, "dpf", sparsity, **fields, options=("settle=0.1", "stabilize=true"))
+    stable = Column("dpf", fields=(("options", ("stabilize=true",)),), name="DPF, stabilize")
     others = (Column("dpf"), stable, Column("incremental"))
-    name = f"DPF, settle=0.1, stabilise, {percent(sparsity)}"
+    name = f"DPF, settle=0.1, stabilize, {percent(sparsity)}"
     return [Pair(name, remedy, other.title, other.cell(scale, at)) for other in others]
 
 
@@ -167,7 +167,7 @@ def rarely(scale: Scale) -> tuple[tuple[str, Any], ...]:
 
 def settled_filters(scale: Scale) -> list[Pair]:
     """Beyond the paper: on whole filters, DPF with bounded gradients against plain DPF and both kinds of SFP."""
-    remedy = Column("dpf", unit="filter", fields=(("options", ("stabilise=true",)),))
+    remedy = Column("dpf", unit="filter", fields=(("options", ("stabilize=true",)),))
     others = (
         Column("dpf", unit="filter"),
         Column("sfp", unit="filter"),
@@ -175,7 +175,7 @@ def settled_filters(scale: Scale) -> list[Pair]:
     )
     return [
         Pair(
-            f"DPF, stabilise, {percent(ratio)} of the filters",
+            f"DPF, stabilize, {percent(ratio)} of the filters",
             remedy.cell(scale, at),
             other.title,
             other.cell(scale, at),

@@ -13,10 +13,9 @@ from typing import Any, Literal
 from torch import nn
 
 from regrow.analysis import Dynamics, account
-from regrow.core.masks import Masks
-from regrow.methods import Fixed, LotteryTicket
-from regrow.methods.lottery import level_sparsities
-from regrow.methods.scratch import average_cost
+from regrow.core.state import Masks
+from regrow.methods.fixed import Fixed
+from regrow.methods.lottery import LotteryTicket, average_cost, level_sparsities
 from regrow.report.tables import percent
 from regrow.runs.folder import write_json, write_whole
 from regrow.runs.outcomes import Outcome
@@ -264,7 +263,7 @@ class Ticket:
 
     def level(self, sparsity: float) -> Recipe:
         """Return the recipe of one level."""
-        options = (f"drop={_DROP}", f"rewind={self.rewind}")
+        options = (f"drop_fraction={_DROP}", f"rewind={self.rewind}")
         return self.recipe.changed(method="lottery", sparsity=round(sparsity, 6), options=options)
 
     def epochs(self, level: int) -> int:
@@ -282,7 +281,7 @@ def search(ticket: Ticket, folder: Path, *, tell: Callable[[str], None] = print)
         trainer.model,
         ticket.sparsity,
         rewind=ticket.rewind * trainer.sets.steps,
-        drop=_DROP,
+        drop_fraction=_DROP,
         folder=folder / f"search-{ticket.level(ticket.sparsity).folder_name()}",
     )
 

@@ -172,12 +172,12 @@ STEADY = (
     Column("incremental"),
     Column("dpf"),
     Column("dpf", fields=(("options", ("settle=0.1",)),), name="DPF, settle=0.1"),
-    Column("dpf", fields=(("options", ("stabilise=true",)),), name="DPF, stabilise"),
+    Column("dpf", fields=(("options", ("stabilize=true",)),), name="DPF, stabilize"),
     Column("dpf", finetuned=True),
 )
 STEADY_FILTERS = (
     *STRUCTURED,
-    Column("dpf", unit="filter", fields=(("options", ("stabilise=true",)),), name="DPF, stabilise"),
+    Column("dpf", unit="filter", fields=(("options", ("stabilize=true",)),), name="DPF, stabilize"),
     Column("sfp", unit="filter", fields=(("ramp_end", 0.0),), name="SFP, constant ratio"),
 )
 SPARSITIES = (0.8, 0.9, 0.95)

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from regrow.analysis.macs import MacCounts, count_macs
-from regrow.core.modules import named_parameters, unwrap
+from regrow.core.modules import brief, named_parameters, unwrap
 from regrow.text import did_you_mean
 
 
@@ -192,14 +193,16 @@ def _align(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def account(
-    model: nn.Module, input_shape: Sequence[int] | Tensor, masks: Mapping[str, Tensor] | None = None
+    model: nn.Module,
+    input_shape: Sequence[int] | Tensor | tuple[Tensor, ...],
+    masks: Mapping[str, Tensor] | None = None,
 ) -> Account:
     """Count parameters and MACs of `model` for one input, with and without zeros.
 
     `input_shape` is the shape of one input without the batch dimension, such as `(3, 32, 32)`, or a batch, of which the
-    first input is used: a model that takes something other than floats needs one. The model runs once on it, in
-    evaluation mode and without gradients, and is not changed. On the meta device, all weights count as non-zero unless
-    there are masks.
+    first input is used: a model that takes something other than floats needs one. A model with several inputs gets a
+    tuple of tensors, used as they are. The model runs once, in evaluation mode and without gradients, and is not
+    changed. On the meta device, all weights count as non-zero unless there are masks.
 
     Zeros are the zeros of the weights or, with `masks` (by parameter name, True where a weight is kept), of the masks:
     a weight that has just grown back is zero but not pruned.
@@ -240,19 +243,30 @@ def _layer(name: str, parameter: Tensor, masks: Mapping[str, Tensor] | None, cou
     )
 
 
-def _counts(model: nn.Module, parameters: Mapping[str, Tensor], input_shape: Sequence[int] | Tensor) -> MacCounts:
+def _counts(
+    model: nn.Module, parameters: Mapping[str, Tensor], input_shape: Sequence[int] | Tensor | tuple[Tensor, ...]
+) -> MacCounts:
     first = next(iter(parameters.values()), torch.empty(0))
     if isinstance(input_shape, Tensor):
         return count_macs(model, parameters, input_shape[:1].to(first.device))
+    entries: list[object] = list(input_shape)
+    examples = [entry for entry in entries if isinstance(entry, Tensor)]
+    if examples and len(examples) == len(entries):
+        return count_macs(model, parameters, *(example.to(first.device) for example in examples))
+    sizes = [int(entry) for entry in entries if isinstance(entry, Integral)]
+    if len(sizes) != len(entries):
+        raise TypeError(
+            f"input_shape must be a shape such as (3, 32, 32), or a tensor or several, got {brief(input_shape)}"
+        )
 
     def run(*shape: int) -> MacCounts:
         return count_macs(model, parameters, torch.zeros(1, *shape, device=first.device, dtype=first.dtype))
 
     try:
-        return run(*input_shape)
+        return run(*sizes)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).partition("\n")[0]
-        shape = tuple(input_shape)
+        shape = tuple(sizes)
         hint = f"; did you mean {shape[1:]}?" if _works(run, shape[1:]) else "."
         raise ValueError(
             f"the model does not run on an input of shape {shape} ({reason}). input_shape is the shape of one input,"

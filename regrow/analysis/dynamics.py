@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regrow.host.layout import pack, unpack
+from regrow.core.bits import pack, unpack
 
 
 @dataclass(frozen=True)

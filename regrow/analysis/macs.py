@@ -1,7 +1,7 @@
 """Multiply-accumulates (MACs) of each weight in one forward pass."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,11 +45,11 @@ class MacCounts:
     relu_elements: int = 0
 
 
-def count_macs(model: nn.Module, parameters: Mapping[str, Tensor], example: Tensor) -> MacCounts:
-    """Run `model` once on `example`, in evaluation mode and without gradients, and count its MACs."""
-    counter = _Counter(parameters)
+def count_macs(model: nn.Module, parameters: Mapping[str, Tensor], *inputs: Tensor) -> MacCounts:
+    """Run `model` once on `inputs`, in evaluation mode and without gradients, and count its MACs."""
+    counter = _Counter(parameters, list(model.buffers()))
     with _plain_evaluation(model), counter:
-        model(example)
+        model(*inputs)
     return counter.counts
 
 
@@ -74,11 +74,13 @@ def _plain_evaluation(model: nn.Module) -> Iterator[None]:
 class _Counter(TorchDispatchMode):
     """Counts tensor operations below the Python API, so that functional calls count like modules."""
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], buffers: Sequence[Tensor] = ()) -> None:
         super().__init__()
         self.counts = MacCounts()
         self._owners: dict[int, list[tuple[int, str]]] = {}
         self._kept_alive: list[Tensor] = []
+        # Memory that does not depend on the input, for weights that the forward pass computes.
+        self._fixed = {tensor.untyped_storage()._cdata for tensor in (*parameters.values(), *buffers)}
         for name, parameter in parameters.items():
             if parameter.dim() > 1:
                 self._own(parameter, name)
@@ -91,12 +93,12 @@ class _Counter(TorchDispatchMode):
         operation = func.overloadpacket
         if formula := flop_registry.get(operation):
             self._count_product(operation, formula, args, kwargs, result)
+        elif self._is_fixed(args):
+            self._follow(args, result)
         elif operation in _NORMS:
             self.counts.norm_elements += result[0].numel()
         elif operation in _RELUS:
             self.counts.relu_elements += result.numel()
-        else:
-            self._follow(args, result)
         return result
 
     def _count_product(self, operation: Any, formula: Callable[..., int], args: Any, kwargs: Any, result: Any) -> None:
@@ -122,11 +124,19 @@ class _Counter(TorchDispatchMode):
         position = bisect_right([offset for offset, _ in spans], int(tensor.storage_offset()))
         return spans[position - 1][1] if position else None
 
-    def _follow(self, args: tuple[Any, ...], result: Any) -> None:
-        """Count a copy of a weight, such as one cast to another type, as that weight."""
+    def _is_fixed(self, args: tuple[Any, ...]) -> bool:
         tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-        if len(tensors) != 1 or not isinstance(result, Tensor) or self._owner(result) is not None:
-            return
-        if (name := self._owner(tensors[0])) is not None:
-            self._own(result, name)
+        return bool(tensors) and all(tensor.untyped_storage()._cdata in self._fixed for tensor in tensors)
+
+    def _follow(self, args: tuple[Any, ...], results: Any) -> None:
+        """Count what is computed from weights alone, such as a standardized weight, as the largest of them."""
+        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        owned = [tensor for tensor in tensors if self._owner(tensor) is not None]
+        largest = max(owned, key=Tensor.numel, default=None)
+        for result in tree_leaves(results):
+            if not isinstance(result, Tensor) or result.untyped_storage()._cdata in self._fixed:
+                continue
+            self._fixed.add(result.untyped_storage()._cdata)
             self._kept_alive.append(result)
+            if largest is not None and (name := self._owner(largest)) is not None:
+                self._own(result, name)

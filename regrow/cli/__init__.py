@@ -1,7 +1,7 @@
 """The command line. torch is imported only by the commands that need it, so that `--help` answers at once.
 
 Exit codes: 0 done; 1 the run cannot continue (diverged, disk full, folder in use, data missing); 2 wrong usage;
-130 and 143 stopped by SIGINT or SIGTERM, with everything saved.
+129, 130 and 143 stopped by SIGHUP, SIGINT or SIGTERM, with everything saved.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from regrow.text import did_you_mean
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command in `arguments` (by default those of the process) and exit with its code."""
+    _open_standard_streams()
     try:
         code = call(list(sys.argv[1:] if arguments is None else arguments))
         if sys.stdout is not None:
@@ -23,9 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
             sys.exit(1)
-        from regrow.cli.errors import explain
+        from regrow.cli.errors import explain, flush_output
 
         code = explain(error)
+        flush_output()
     sys.exit(code)
 
 
@@ -89,6 +91,15 @@ def _check_name(name: Sequence[str], commands: dict[str, Callable[..., int]]) ->
     if name and not name[0].startswith("-") and name[0] not in commands:
         hint = did_you_mean(name[0], commands, cutoff=0.5)
         raise UsageError(f"unknown command {name[0]!r}.{hint} The commands are {', '.join(commands)}.")
+
+
+def _open_standard_streams() -> None:
+    """Replace closed standard streams: a file of the run would get their numbers, and messages of libraries."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
 def _stdout_is_closed() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,21 @@ if TYPE_CHECKING:
 
 SPARSITY = 0.95
 _COMMON = Recipe(
-    data="digits", model="small", sparsity=SPARSITY, epochs=25, batch=64, lr=0.1, ramp_by="step", threads=1
+    data="digits",
+    model="small",
+    sparsity=SPARSITY,
+    epochs=25,
+    batch=64,
+    lr=0.1,
+    every="auto",
+    ramp_by="step",
+    threads=1,
 )
 RECIPES = {
     "dense": _COMMON.changed(method="dense"),
     "one-shot": _COMMON.changed(method="oneshot", finetune_epochs=5, finetune_lr=0.01),
-    "DPF": _COMMON.changed(method="dpf"),
+    # What the documentation recommends.
+    "DPF": _COMMON.changed(method="dpf", every="auto", settle=0.1),
 }
 
 
@@ -28,9 +37,10 @@ class DemoRow:
     """One line of the comparison."""
 
     name: str
-    epochs: int
     top1: float
+    sparsity: float
     kept: int
+    epochs: int
 
 
 def demo(out: Path = Path("runs/demo")) -> int:
@@ -52,11 +62,13 @@ def demo(out: Path = Path("runs/demo")) -> int:
     for name, recipe in RECIPES.items():
         run(recipe, out / name, listeners=[_display(console, name)])
     rows = list(comparison(out))
-    packed = out / "digits-dpf.regrow"
-    save(out / "DPF", packed)
+    files = {"dense": out / "dense" / "model.safetensors"}
+    for name in ("one-shot", "DPF"):
+        files[name] = out / f"digits-{name.lower()}.regrow"
+        save(out / name, files[name])
     console.print(_table(rows))
     _explain(console, rows)
-    _show_files(console, out, packed)
+    _show_files(console, out, files)
     return 0
 
 
@@ -68,10 +80,14 @@ def comparison(out: Path) -> Iterator[DemoRow]:
         records = read_metrics(out / name)
         result = _result(out / name)
         trained = [record for record in records if record["phase"] == "train"]
-        kept = [round(result["targeted"] * (1 - record["sparsity"])) for record in (trained[-1], records[-1])]
-        yield DemoRow(name, len(trained), trained[-1]["top1"], kept[0])
+        yield _row(name, trained, result["targeted"])
         if len(records) > len(trained):
-            yield DemoRow(f"{name} + fine-tuning", len(records), records[-1]["top1"], kept[1])
+            yield _row(f"{name} + fine-tuning", records, result["targeted"])
+
+
+def _row(name: str, records: Sequence[Mapping[str, Any]], targeted: int) -> DemoRow:
+    last = records[-1]
+    return DemoRow(name, last["top1"], last["sparsity"], round(targeted * (1 - last["sparsity"])), len(records))
 
 
 def _result(folder: Path) -> Mapping[str, Any]:
@@ -105,10 +121,10 @@ def _table(rows: list[DemoRow]) -> Any:
         title="Digits, 500 test images, final epoch, one seed", title_justify="left", box=None, pad_edge=False
     )
     table.add_column("")
-    for heading in ("epochs", "top-1", "weights left"):
+    for heading in ("accuracy", "sparsity", "weights left", "epochs"):
         table.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(row.name, str(row.epochs), f"{row.top1:.1f} %", f"{row.kept:,}")
+        table.add_row(row.name, f"{row.top1:.1f} %", f"{100 * row.sparsity:.0f} %", f"{row.kept:,}", str(row.epochs))
     return table
 
 
@@ -123,22 +139,21 @@ def _explain(console: Console, rows: list[DemoRow]) -> None:
     )
 
 
-def _show_files(console: Console, out: Path, packed: Path) -> None:
-    plain = (out / "dense" / "model.safetensors").stat().st_size
-    console.print(
-        f"\nsparse model  {packed}, {packed.stat().st_size / 1e3:.1f} kB (dense {plain / 1e3:.1f} kB)", soft_wrap=True
-    )
+def _show_files(console: Console, out: Path, files: Mapping[str, Path]) -> None:
+    size, plain = (files[name].stat().st_size / 1e3 for name in ("DPF", "dense"))
+    console.print(f"\nsparse model  {files['DPF']}, {size:.1f} kB (dense {plain:.1f} kB)", soft_wrap=True)
     try:
-        figures = draw(out)
+        figures = draw(out, files)
     except ImportError:
-        console.print('figures       need altair: pip install "regrow[report]"')
+        console.print('picture       needs altair: pip install "regrow[report]"')
     else:
-        console.print(f"figures       {', '.join(str(path) for path in figures)}", soft_wrap=True)
+        console.print(f"picture       {', '.join(str(path) for path in figures)}", soft_wrap=True)
     next_steps = {
         "regrow train digits --sparsity 0.98": "how far does it go?",
         f"regrow inspect {out / 'DPF'}": "what is left of each layer",
         "regrow recipes": "CIFAR-10 and ImageNet as in the paper",
-        "pruner = regrow.DPF(model, optimizer, sparsity=0.9)": "the same in your own training loop",
+        f"regrow report {out}": "these runs as a page",
+        "regrow.DPF(model, optimizer, sparsity=ramp, settle=0.1, total_steps=steps)": "in your own loop",
     }
     widest = max(map(len, next_steps))
     console.print("\nWhat to try next")
@@ -146,14 +161,73 @@ def _show_files(console: Console, out: Path, packed: Path) -> None:
         console.print(f"  {command:<{widest}}  {what}", soft_wrap=True)
 
 
-def draw(out: Path) -> list[Path]:
-    """Plot accuracy and sparsity over the epochs of the three runs, and return the files."""
-    from regrow.report.render import sections, write_figures
-    from regrow.report.tables import make_tasks
-    from regrow.runs.find import read_run
-    from regrow.runs.outcomes import group
+def draw(out: Path, files: Mapping[str, Path]) -> list[Path]:
+    """Plot the accuracy of the three runs over the epochs, and return the figures; `files` are their models."""
+    from regrow.report.figures.base import Figure, finish
+    from regrow.report.render import write_figures
+    from regrow.runs.folder import read_metrics
 
-    runs = [read_run(out / name) for name in RECIPES]
-    (task,) = make_tasks(group(runs)[0], runs)
-    curves = [figure for section in sections(task) for figure in section.figures]
-    return write_figures((curve for curve in curves if curve.name in ("accuracy", "sparsity")), out, ("svg", "png"))
+    rows = _points({name: read_metrics(out / name) for name in RECIPES}, files)
+    trained, tuned = RECIPES["dense"].epochs, RECIPES["one-shot"].finetune_epochs
+    pruned = f"{100 * SPARSITY:g} % of the weights pruned"
+    caption = f"Top-1 accuracy on 500 test images; {pruned}. Shaded: fine-tuning of the one-shot model."
+    spec = finish(_picture(trained, trained + tuned), rows, height=_HEIGHT)
+    return write_figures([Figure("accuracy", f"Digits, {pruned}", caption, caption, spec)], out, ("svg", "png"))
+
+
+_AXIS, _HEIGHT = (0.0, 100.0), 300
+
+
+def _points(records: Mapping[str, Sequence[Mapping[str, Any]]], files: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Return a row for each epoch of each run; the last one has a label with accuracy and file size."""
+    from regrow.report.figures.base import label_places
+
+    ends = {name: found[-1]["top1"] for name, found in records.items()}
+    places = label_places(ends, *_AXIS, height=_HEIGHT)
+    return [
+        {
+            "series": name,
+            "epoch": record["epoch"],
+            "top1": record["top1"],
+            "text": f"{record['top1']:.1f} %",
+            "end": f"{name} {ends[name]:.1f} %, {files[name].stat().st_size / 1e3:.0f} kB",
+            "place": places[name],
+            "last": record is found[-1],
+        }
+        for name, found in records.items()
+        for record in found
+    ]
+
+
+def _picture(trained: int, tuned: int) -> Any:
+    """Return the chart of `tuned` epochs, of which those after `trained` are shaded."""
+    from regrow.report.figures.base import altair, new_chart
+
+    alt = altair()
+    scale = alt.Scale(domain=[1, tuned], nice=False)
+    axis = alt.Axis(grid=False, tickMinStep=1)
+    x = alt.X("epoch:Q", title="epoch", scale=scale, axis=axis)
+    y = alt.Y("top1:Q", title="top-1, %", scale=alt.Scale(domain=list(_AXIS)))
+    place = alt.Y("place:Q", title="top-1, %")
+    color = alt.Color("series:N", scale=alt.Scale(domain=list(RECIPES)), legend=None)
+    base = new_chart().encode(color=color)
+    tuning = new_chart().transform_filter(f"datum.epoch == {tuned}").transform_calculate(start=f"{trained}")
+    start = alt.X("start:Q", title="epoch", scale=scale)
+    ended = base.transform_filter("datum.last").transform_calculate(edge=f"{tuned}")
+    shot = base.transform_filter(f"datum.series == 'one-shot' && datum.epoch == {trained}")
+    return alt.layer(
+        tuning.mark_rect(opacity=0.12, color="gray").encode(x=start, x2="epoch"),
+        tuning.mark_text(
+            align="left", baseline="bottom", dx=2, dy=-4, y=_HEIGHT, text="fine-tuning", fontSize=9
+        ).encode(x=start),
+        # Until it is pruned, the one-shot model is the dense one: its line shows on both sides of that line.
+        *(
+            base.transform_filter(f"datum.series == '{name}'").mark_line(strokeWidth=width).encode(x=x, y=y)
+            for name, width in (("one-shot", 5), ("dense", 2), ("DPF", 2.5))
+        ),
+        ended.mark_rule(strokeDash=[2, 3]).encode(x=x, x2="edge:Q", y=y),
+        ended.mark_text(align="left", dx=8, fontSize=12, x=alt.ExprRef("width")).encode(y=place, text="end:N"),
+        shot.transform_calculate(said="'pruned in one shot: ' + datum.text")
+        .mark_text(align="right", dx=-8, fontSize=12)
+        .encode(x=x, y=y, text="said:N"),
+    )

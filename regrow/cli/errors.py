@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ FAILED, MISUSED = 1, 2
 
 def explain(error: Exception) -> int:
     """Print an expected error in one line and return the exit code; raise an unexpected one."""
-    from regrow.host.agreement import DisagreementError
+    from regrow.core.distributed import RankMismatchError
     from regrow.runs.folder import FIXES, cannot_write
     from regrow.runs.recipe import UsageError
     from regrow.train.distributed import Rank0Error, launched_rank
@@ -23,14 +24,28 @@ def explain(error: Exception) -> int:
         code = FAILED
     elif isinstance(error, OSError) and error.errno in FIXES and error.filename:
         code, error = FAILED, cannot_write(Path(error.filename), error)
+    elif isinstance(error, OSError):  # the machine's: a missing temporary folder, too many open files
+        code = FAILED
+    elif isinstance(error, MemoryError) or "allocate memory" in str(error):
+        code, error = FAILED, MemoryError("there is not enough memory for this.")
     else:
         raise error
     if os.environ.get("REGROW_DEBUG"):
         raise error
     # All ranks meet these errors at once; only rank 0 prints them.
-    if not (launched_rank() and isinstance(error, UsageError | DivergedError | DisagreementError | Rank0Error)):
-        print(f"regrow: {error}", file=sys.stderr)
+    if not (launched_rank() and isinstance(error, UsageError | DivergedError | RankMismatchError | Rank0Error)):
+        with contextlib.suppress(OSError):  # standard error may be closed or full, too
+            print(f"regrow: {error}", file=sys.stderr)
     return code
+
+
+def flush_output() -> None:
+    """Write what standard output still holds; if it is closed or full, discard the rest."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_file(path: Path, usual: str) -> None:
@@ -42,9 +57,9 @@ def check_file(path: Path, usual: str) -> None:
 
 
 def _expected(error: Exception) -> bool:
+    from regrow.core.distributed import RankMismatchError
     from regrow.data import DataError
     from regrow.files.model_file import FormatError
-    from regrow.host.agreement import DisagreementError
     from regrow.runs.folder import RunFolderError
     from regrow.sweep import ClusterError, SweepError
     from regrow.train.distributed import ProcessesDiedError, Rank0Error
@@ -59,7 +74,7 @@ def _expected(error: Exception) -> bool:
         DivergedError,
         SweepError,
         ClusterError,
-        DisagreementError,
+        RankMismatchError,
         Rank0Error,
         ProcessesDiedError,
     )

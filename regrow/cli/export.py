@@ -25,7 +25,9 @@ _TO_HELP = (
     f"{'; '.join(f'{name}: {format.help}' for name, format in FORMATS.items())}. None: packed, or program for a shrunk "
     "network, whose layers no longer have their standard sizes."
 )
-_OUT_HELP = f"The file. None: model with the suffix of the format ({', '.join(f.suffix for f in FORMATS.values())})."
+_OUT_HELP = (
+    f"The file or folder. None: model with the suffix of the format ({', '.join(f.suffix for f in FORMATS.values())})."
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,6 +65,8 @@ def export(
         shrink: Remove pruned filters and everything that is connected only to them; the outputs stay the same.
         round_to: With --shrink, round channel counts up to multiples of this, for runtimes that prefer 8 or 16.
     """
+    from regrow.runs.recipe import UsageError
+
     to = to or ("program" if shrink else "packed")
     form = FORMATS[to]
     given = {name: value for name, value in asdict(format).items() if value != _OPTIONS[name].default}
@@ -71,8 +75,13 @@ def export(
     subject = read_model(source, model, input)
     folder = source if source.is_dir() else source.parent
     path = out or folder / f"{'model' if source.is_dir() else source.stem}{form.suffix}"
+    if "mean" in form.options:
+        given = _normalization(source) | given
+    if out is None and path.is_symlink():  # the folder may come from elsewhere
+        raise UsageError(f"{path} is a symbolic link. Remove it, or choose another file with --out.")
     with _writing(path):
-        check_file(path, f"model{form.suffix}")
+        if not form.is_folder:
+            check_file(path, f"model{form.suffix}")
         path.parent.mkdir(parents=True, exist_ok=True)
     network = _shrunk(subject, round_to) if shrink else subject.model
     with _writing(path):
@@ -80,6 +89,17 @@ def export(
     dense = 4 * sum(parameter.numel() for parameter in subject.model.parameters())
     print(report or f"{path}: {path.stat().st_size:,} bytes (the dense weights in fp32: {dense:,})")
     return 0
+
+
+def _normalization(source: Path) -> dict[str, Any]:
+    """Return mean and standard deviation of the data that a run was trained on; nothing for a model file."""
+    if not (source / "recipe.toml").is_file():
+        return {}
+    from regrow.data import info
+    from regrow.runs.folder import read_recipe
+
+    facts = info(read_recipe(source).data)
+    return {"mean": facts.mean, "std": facts.std}
 
 
 def _check_options(to: str, given: dict[str, Any], round_to: int, shrink: bool) -> None:

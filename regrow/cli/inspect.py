@@ -12,9 +12,10 @@ from regrow.cli.model import INPUT_HELP, MODEL_HELP, own_subject, read_model, re
 from regrow.runs.recipe import UsageError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from regrow.analysis import Account
+    from regrow.runs.recipe import Recipe
     from regrow.train.distributed import Ranks
 
 
@@ -77,27 +78,40 @@ def _unfinished(folder: Path, model: str | None, shape: tuple[int, ...] | None) 
     """Return the table of an unfinished run, from its last checkpoint."""
     from regrow import data
     from regrow.analysis import account
-    from regrow.runs.folder import read_recipe
-    from regrow.train.build import make_model
+    from regrow.runs.folder import CHECKPOINT, RunFolderError, read_recipe
     from regrow.train.distributed import full_tensor, joined
     from regrow.train.loop import saved_masks
 
     recipe = read_recipe(folder).changed(device="cpu")
+    network = _network(folder, recipe) if model is None and not recipe.imports else None
     # Gathering sharded tensors needs a process group, even for one process.
     with joined("cpu", sharded=recipe.parallel == "fsdp") as ranks:
         state = _trainer_state(folder, ranks)
-        tensors = {name: full_tensor(value) for name, value in state["model"].items()}
-        masks = saved_masks(state["pruner"])
-    print(f"not finished: after {state['step']:,} steps\n")
+        try:
+            tensors = {name: full_tensor(value) for name, value in state["model"].items()}
+            if network is not None:
+                network.load_state_dict(tensors)
+            masks = saved_masks(state["pruner"])
+            step = int(state["step"])
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RunFolderError(f"{folder / CHECKPOINT} is not a state of this run ({str(error)[:200]}).") from None
+    print(f"not finished: after {step:,} steps\n")
     if model is not None:
         subject = own_subject(folder, model, shape, tensors)
         return account(subject.model, subject.example(1), masks).table()
-    if recipe.imports:
+    if network is None:
         return _tensors(tensors)
-    network = make_model(recipe)
-    network.load_state_dict(tensors)
     info = data.info(recipe.data)
     return account(network, (info.channels, info.size, info.size), masks).table()
+
+
+def _network(folder: Path, recipe: Recipe) -> nn.Module:
+    from regrow.train.build import make_model
+
+    try:
+        return make_model(recipe)
+    except ValueError as error:
+        raise UsageError(f"{folder / 'recipe.toml'}: {error}") from None
 
 
 def _tensors(tensors: Mapping[str, Tensor]) -> str:
@@ -116,14 +130,15 @@ def _tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _trainer_state(folder: Path, ranks: Ranks) -> dict[str, Any]:
-    from regrow.runs.folder import RunFolderError
+    from regrow.runs.folder import CHECKPOINT, RunFolderError
     from regrow.train import checkpoint
     from regrow.train.distributed import make_mesh
 
-    if not (folder / "checkpoint.pt").is_file():
-        raise RunFolderError(f"{folder} has no checkpoint yet.")
-    state = checkpoint.load(folder / "checkpoint.pt")
+    try:
+        state = checkpoint.load(folder / CHECKPOINT)
+    except FileNotFoundError:
+        raise RunFolderError(f"{folder} has no checkpoint yet.") from None
     if "shards" in state:
         state = checkpoint.load_sharded(folder, state, make_mesh("cpu", ranks))
-    trainer: dict[str, Any] = state["trainer"]
+    trainer: dict[str, Any] = state.get("trainer", {})
     return trainer

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -136,6 +139,7 @@ def _train_one_rank(recipe: Recipe, folder: Path | None, save_every: float, impo
 
 
 def _train(recipe: Recipe, folder: Path | None, save_every: float, imports: frozenset[str]) -> int:
+    from regrow.cli.errors import flush_output
     from regrow.runs.stop import StoppedError
     from regrow.train.display import Display
     from regrow.train.distributed import launched_rank
@@ -144,30 +148,63 @@ def _train(recipe: Recipe, folder: Path | None, save_every: float, imports: froz
 
     display, board = Display(), TensorBoard()
     try:
-        listeners: list[Listener] = [display, board, _draw] if has_tensorboard() else [display, _draw]
+        shown: list[Listener] = [display, board, _draw] if has_tensorboard() else [display, _draw]
+        listeners = [_Optional(listener) for listener in shown]
         with warnings.catch_warnings():
             if launched_rank():
                 warnings.simplefilter("ignore")  # rank 0 shows the same warnings
-            warnings.showwarning = lambda message, *where, **how: display.warn(str(message))
+            warnings.showwarning = lambda message, *where, **how: _quietly(lambda: display.warn(str(message)))
             run(recipe, folder, listeners=listeners, save_every=save_every, imports=imports)
     except StoppedError as stopped:
-        display.close()
+        _quietly(display.close)
         if not launched_rank():
-            print(f"regrow: {stopped}, all saved. Resume: regrow train --resume {stopped.folder}", file=sys.stderr)
+            text = f"regrow: {stopped}, all saved. Resume: regrow train --resume {stopped.folder}"
+            _quietly(lambda: print(text, file=sys.stderr))
         return 128 + stopped.signal
     finally:
-        display.close()
-        board.close()
+        _quietly(display.close)
+        _quietly(board.close)
+        _quietly(flush_output)
     return 0
 
 
+class _Optional:
+    """A listener that the run can do without: after an error, it says so once and is not called again."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener: Listener | None = listener
+
+    def __call__(self, event: Event) -> None:
+        """Pass `event` on."""
+        if self._listener is None:
+            return
+        try:
+            self._listener(event)
+        except (Exception, SystemExit) as error:  # rich exits if a pipe is closed
+            name, self._listener = getattr(self._listener, "__name__", type(self._listener).__name__), None
+            text = f"{name.strip('_')}: {type(error).__name__}: {error}".partition("\n")[0]
+            _quietly(lambda: print(f"regrow: {text}. The run continues without it.", file=sys.stderr))
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    """Do something whose failure must not change how a run ends."""
+    with contextlib.suppress(Exception, SystemExit):
+        action()
+
+
 def _draw(event: Event) -> None:
-    """Add plots to a run that has just finished, if the packages for them are installed."""
-    from regrow.report import can_draw, plot_run
+    """Add plots to a run that has just finished, if the packages for them are installed.
+
+    In another process, because the renderer ends its process if it does not get enough memory.
+    """
+    from regrow.report import can_draw
     from regrow.train.events import Finished
 
-    if isinstance(event, Finished) and not (event.folder / "plots").exists() and can_draw():
-        plot_run(event.folder)
+    if isinstance(event, Finished) and not os.path.lexists(event.folder / "plots") and can_draw():
+        code = "import sys; from regrow.report import plot_run; plot_run(sys.argv[1])"
+        drawn = subprocess.run([sys.executable, "-c", code, str(event.folder)], capture_output=True, check=False)
+        if drawn.returncode:
+            raise RuntimeError(f"the plots could not be drawn (exit code {drawn.returncode})")
 
 
 def _dry_run(recipe: Recipe, imports: frozenset[str]) -> int:

@@ -1,66 +1,179 @@
-"""How many survive where: one pool for the whole model, or a count for every layer."""
+"""How many units each layer keeps: one global count, one per layer, Erdos-Renyi, redistributed; a floor per layer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from math import fsum, prod
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from regrow.checks import check_count
+from regrow.core.distributed import SINGLE_PROCESS, ShardGroup
 from regrow.core.select import cut, find_threshold
-from regrow.host.shards import ALONE, Shards
 
-Pool = tuple[list[str], int]
-"""Names of tensors that compete, and how many of their units go."""
+Scope = Literal["global", "layer", "er", "erk", "redistributed"]
+
+PruneGroup = tuple[list[str], int]
+"""Names of tensors whose units compete with each other, and how many of these units are pruned."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Decides how many units of each layer are pruned when the share `sparsity` of all of them is.
+    """Decides how many units of each layer are pruned when a fraction `sparsity` of all units is.
 
-    "global" lets all layers compete, "layer" prunes `round(n·s)` of the n units of each.
+    * "global": all layers compete.
+    * "layer": `round(n·s)` of the n units of each layer.
+    * "er": in proportion to the density (n_in + n_out) / (n_in n_out) (Mocanu et al. 2018).
+    * "erk": the same with the kernel's sides in both terms (Evci et al. 2020).
+    * "redistributed": at every mask update, in proportion to the sum of the layer's scores.
+
+    `floor` units of each layer are never pruned. The total is exact in all cases but "layer", which rounds per layer.
     """
 
-    scope: str = "global"
+    scope: Scope = "global"
+    floor: int = 0
 
     def __post_init__(self) -> None:
-        if self.scope not in self.scopes():
-            raise ValueError(f"scope must be one of {', '.join(map(repr, self.scopes()))}, got {self.scope!r}")
-
-    @staticmethod
-    def scopes() -> tuple[str, ...]:
-        """Return the scopes that this kind of budget knows."""
-        return ("global", "layer")
+        if self.scope not in get_args(Scope):
+            raise ValueError(f"scope must be one of {', '.join(map(repr, get_args(Scope)))}, got {self.scope!r}")
+        check_count("floor", self.floor, "units per layer", least=0)
 
     def keep_top(
         self,
         scores: Mapping[str, Tensor],
         sparsity: float,
         shapes: Mapping[str, torch.Size] | None = None,
-        shards: Shards = ALONE,
+        shards: ShardGroup = SINGLE_PROCESS,
+        among: Mapping[str, Tensor] | None = None,
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the mask of each tensor of scores: those of least magnitude are pruned.
+        """Yield a mask for each tensor of scores: the units of least magnitude are pruned, down to the floor.
 
-        `shapes` are those of the weights: a score may stand for several. `shards` are the processes that hold them.
+        `shapes` are those of the weights, because a unit can have several weights. Units outside the masks `among` are
+        kept only if there are not enough units inside.
         """
         shapes = shapes or {name: score.shape for name, score in scores.items()}
-        return compete(scores, self.pools(scores, sparsity, shapes, shards), shards)
-
-    def pools(
-        self, scores: Mapping[str, Tensor], sparsity: float, shapes: Mapping[str, torch.Size], shards: Shards
-    ) -> list[Pool]:
-        """Return who competes with whom, and for how many places."""
+        caps = None if among is None else shards.counts(among[name] for name in scores)
+        if among is not None:
+            scores = rank_all_inside_first(scores, among, shards)
+        groups = self.groups(scores, sparsity, shapes, shards, caps)
+        if not self.floor:
+            yield from prune_groups(scores, groups, shards)
+            return
         sizes = dict(zip(scores, shards.sizes(scores.values()), strict=True))
+        for names, count in groups:
+            self._check_floor([sizes[name] for name in names], count, sparsity)
+        protected = [([name], max(size - self.floor, 0)) for name, size in sizes.items()]
+        safe = dict(prune_groups(scores, protected, shards))
+        others = {name: score[~safe[name]] for name, score in scores.items()}
+        for name, keep in prune_groups(others, groups, shards):
+            yield name, safe[name].masked_scatter(~safe[name], keep)
+
+    def groups(
+        self,
+        scores: Mapping[str, Tensor],
+        sparsity: float,
+        shapes: Mapping[str, torch.Size],
+        shards: ShardGroup,
+        caps: Sequence[int] | None = None,
+    ) -> list[PruneGroup]:
+        """Return which tensors compete, and how many units are pruned; no layer keeps more units than its cap."""
+        sizes = shards.sizes(scores.values())
         if self.scope == "global":
-            return [(list(sizes), round(sum(sizes.values()) * sparsity))]
-        return [([name], round(size * sparsity)) for name, size in sizes.items()]
+            return [(list(scores), round(sum(sizes) * sparsity))]
+        if self.scope == "layer":
+            return [([name], round(size * sparsity)) for name, size in zip(scores, sizes, strict=True)]
+        if self.scope == "redistributed":
+            parts = [sum_by_rows(score.abs(), shards) for score in scores.values()]
+        else:
+            parts = [size * self._density(shapes[name]) for name, size in zip(scores, sizes, strict=True)]
+        kept = split_exactly(sum(sizes) - round(sum(sizes) * sparsity), parts, sizes if caps is None else caps)
+        return [([name], size - keep) for name, size, keep in zip(scores, sizes, kept, strict=True)]
+
+    def _density(self, shape: torch.Size) -> float:
+        sides = shape if self.scope == "erk" else shape[:2]
+        return sum(sides) / prod(sides)
+
+    def _check_floor(self, sizes: list[int], count: int, sparsity: float) -> None:
+        total = sum(sizes)
+        protected = sum(min(self.floor, size) for size in sizes)
+        if count > total - protected:
+            raise ValueError(
+                f"sparsity {sparsity:g} prunes {count:,} of {total:,} units, but floor={self.floor} protects "
+                f"{protected:,} of them: lower the floor or the sparsity"
+            )
 
 
-def compete(scores: Mapping[str, Tensor], pools: list[Pool], shards: Shards = ALONE) -> Iterator[tuple[str, Tensor]]:
-    """Yield the mask of each tensor: of every pool exactly as many elements go as it says, those of least magnitude."""
-    contenders = [{name: scores[name] for name in names} for names, _ in pools]
-    # All thresholds before the first mask: a NaN in the last layer must not leave the first ones changed.
-    thresholds = [find_threshold(pool, count, shards) for pool, (_, count) in zip(contenders, pools, strict=True)]
-    for pool, threshold in zip(contenders, thresholds, strict=True):
-        yield from zip(pool, cut(pool.values(), threshold, shards), strict=True)
+def prune_groups(
+    scores: Mapping[str, Tensor], groups: list[PruneGroup], shards: ShardGroup = SINGLE_PROCESS
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield a mask for each tensor: every group loses exactly its number of elements, those of least magnitude."""
+    members = [{name: scores[name] for name in names} for names, _ in groups]
+    # All thresholds before the first mask: a NaN in the last layer must not leave the first layers changed.
+    thresholds = [find_threshold(group, count, shards) for group, (_, count) in zip(members, groups, strict=True)]
+    for group, threshold in zip(members, thresholds, strict=True):
+        yield from zip(group, cut(group.values(), threshold, shards), strict=True)
+
+
+def prune_count(name: str, score: Tensor, count: int, shards: ShardGroup = SINGLE_PROCESS) -> Tensor:
+    """Return a mask that prunes the `count` elements of least magnitude."""
+    [(_, keep)] = prune_groups({name: score}, [([name], count)], shards)
+    return keep
+
+
+def keep_largest(name: str, score: Tensor, among: Tensor, count: int, shards: ShardGroup = SINGLE_PROCESS) -> Tensor:
+    """Return a mask of the `count` elements of largest magnitude inside the mask `among`."""
+    [size] = shards.sizes([score])
+    return prune_count(name, rank_inside_first(score, among), size - count, shards)
+
+
+def rank_inside_first(score: Tensor, mask: Tensor) -> Tensor:
+    """Return scores that rank all elements inside `mask`, zeros included, above all outside; their order stays."""
+    return torch.where(mask, torch.nextafter(score.abs(), score.new_tensor(torch.inf)), 0)
+
+
+def rank_all_inside_first(
+    scores: Mapping[str, Tensor], masks: Mapping[str, Tensor], shards: ShardGroup
+) -> Mapping[str, Tensor]:
+    """Apply `rank_inside_first` to all scores; without a copy if the zeros are exactly the elements outside."""
+    if any(shards.counts((score != 0) != masks[name] for name, score in scores.items())):
+        return {name: rank_inside_first(score, masks[name]) for name, score in scores.items()}
+    return scores
+
+
+def split_exactly(total: int, weights: Sequence[float], caps: Sequence[int]) -> list[int]:
+    """Split `total` in proportion to `weights`, no part above its cap; the excess is split among the other parts.
+
+    Fractions go to the largest remainders, so that the parts are whole numbers and sum to `total` exactly.
+
+    >>> split_exactly(10, [3, 1, 1], [4, 9, 9])
+    [4, 3, 3]
+    """
+    if total > sum(caps):
+        raise ValueError(f"{total:,} units do not fit into the {sum(caps):,} free places")
+    parts = [Fraction(cap) for cap in caps]
+    open_ = set(range(len(caps)))
+    full: set[int] = set(open_)
+    while full:
+        left = total - sum(cap for index, cap in enumerate(caps) if index not in open_)
+        exact = {index: Fraction(weights[index]) for index in open_}
+        sum_ = sum(exact.values())
+        for index in open_:
+            parts[index] = left * exact[index] / sum_ if sum_ else Fraction(left, len(open_))
+        full = {index for index in open_ if parts[index] > caps[index]}
+        parts = [Fraction(caps[index]) if index in full else part for index, part in enumerate(parts)]
+        open_ -= full
+    whole = [int(part) for part in parts]
+    by_remainder = sorted(range(len(parts)), key=lambda index: whole[index] - parts[index])
+    for index in by_remainder[: total - sum(whole)]:
+        whole[index] += 1
+    return whole
+
+
+def sum_by_rows(tensor: Tensor, shards: ShardGroup) -> float:
+    """Return the sum of all elements, rounded in the same way for every sharding of the rows."""
+    rows = tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None]
+    return fsum(shards.all_rows(rows.sum(1, dtype=torch.float64)).tolist())

@@ -1,11 +1,12 @@
-"""Keeps a model pruned while an optimizer trains it, through the optimizer's own step hooks (Algorithm 1)."""
+"""Keeps a model pruned while an optimizer trains it, with the optimizer's step hooks (Algorithm 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, NoReturn
-from weakref import WeakValueDictionary
+from typing import Any, ClassVar, Literal, NoReturn, Self
+from weakref import WeakValueDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -13,34 +14,68 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.checks import check_steps, warn
-from regrow.core.masks import Masks
-from regrow.core.schedule import Schedule, as_schedule, scaled_period
-from regrow.core.state import checked_masks, load_weights, name_of, save_weights
-from regrow.core.stats import Stats, quality
-from regrow.core.weights import Memory, Weight, Weights
-from regrow.host.agreement import Agreement
-from regrow.host.optimizers import check_free, hookable
-from regrow.host.shards import shards_of
-from regrow.host.steps import Steps
-from regrow.host.targets import Target, zero_outside
+from regrow.core.budget import Budget, Scope
+from regrow.core.distributed import RankConsistency, shard_group
+from regrow.core.hooks import (
+    DecayAtPruned,
+    OtherSteps,
+    StepHooks,
+    WeightDecayAt,
+    base_optimizer,
+    check_optimizer,
+    decays_at_pruned,
+)
+from regrow.core.modules import named_parameters, unwrap
+from regrow.core.options import MethodInfo, check_keywords, full_signature
+from regrow.core.schedule import Schedule, as_schedule, check_sparsity, scaled_period
+from regrow.core.state import Masks, Stats, checked_masks, load_weights, pruning_error, save_weights, stable_name
+from regrow.core.targets import Names, Target, TargetSpec, find_targets, spared_layer, zero_outside
+from regrow.core.units import Criterion, parse_unit
+from regrow.core.weights import Memory, Weight, Weights, make_weight
 
 
-class BasePruner:
-    """The life that all methods share; a method says what it remembers and what the next masks are.
+class Pruner:
+    """Base class of all pruning methods. A subclass sets `memory` and implements `next_masks`.
 
-    `targets` are what masks are made for, `companions` are masked along with them. What can be chosen besides, how
-    many survive where and what is pruned as one, has names in `regrow.Pruner`.
+    `scope` and `floor` decide how many weights each layer keeps, `unit`, `criterion` and `channels` what is pruned as
+    one, `weight_decay_at` whether weight decay acts on the dense or on the pruned weights (see
+    `regrow.core.options.PrunerOptions`).
     """
 
     memory: ClassVar[Memory] = Memory.FORGET
     period: ClassVar[int] = 16
-    """Optimizer steps between mask updates as the method's authors chose them; `every="auto"` scales it."""
+    """Optimizer steps between mask updates in the method's paper; `every="auto"` scales it."""
+    criterion: Criterion = "l2"
     total_steps: int | None = None
-    """Optimizer steps of the whole training, where the method was told."""
-    shared: ClassVar[tuple[str, ...]] = ("every",)
-    """The options that a saved run and the one that continues it must have in common."""
-    _holders: ClassVar[WeakValueDictionary[int, BasePruner]] = WeakValueDictionary()
-    """Who prunes which parameter (by identity), through whatever optimizer."""
+    """Optimizer steps of the whole training, if known."""
+    info: ClassVar[MethodInfo]
+    takes_sparsity: ClassVar[bool] = True
+    """Whether the user chooses the sparsity."""
+    takes_masks: ClassVar[bool] = False
+    """Whether the user passes the masks."""
+    has_mask: ClassVar[bool] = True
+    """Whether fine-tuning can keep the method's mask."""
+    every_divides_epoch: ClassVar[bool] = False
+    """Whether the model is sparse only right after a mask update, so that one is needed at the end of each epoch."""
+    has_own_schedule: ClassVar[bool] = False
+    """Whether the method decides itself when it reaches `sparsity`, as fractions of `total_steps`."""
+    ignores_options: ClassVar[bool] = False
+    """Whether recipes may contain options that the method does not have, as for the baseline of any recipe."""
+    resume_options: ClassVar[tuple[str, ...]] = ("every", "unit", "criterion", "channels", "weight_decay_at")
+    """Options that must be the same when a run is resumed."""
+    _owners: ClassVar[WeakValueDictionary[int, Pruner]] = WeakValueDictionary()
+    """The pruner of each parameter, by id, with any optimizer."""
+    _other_steps: ClassVar[OtherSteps] = OtherSteps(_owners)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Write out the options that a method passes on, for help() and `regrow methods`."""
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = full_signature(cls)  # type: ignore[attr-defined]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refuse unknown options with an error that names the method and the nearest option."""
+        check_keywords(cls, kwargs)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -48,164 +83,284 @@ class BasePruner:
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int | Literal["auto"] = 16,
-        targets: Sequence[Target],
-        companions: Sequence[Target] = (),
-        group: dist.ProcessGroup | None = None,
+        every: int | Literal["auto"] = "auto",
+        scope: Scope = "global",
+        unit: str = "weight",
+        criterion: Criterion | None = None,
+        channels: bool = False,
+        targets: TargetSpec = None,
+        exclude: Names = (),
+        include_last: bool = False,
+        floor: int = 0,
+        weight_decay_at: WeightDecayAt = "dense",
+        offload: bool = False,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        if not targets:
-            raise ValueError("a pruner needs at least one target, got none")
+        self.unit, self.channels, self.weight_decay_at, self._offload = unit, channels, weight_decay_at, offload
+        self.criterion = self.criterion if criterion is None else criterion
+        self.optimizer = base_optimizer(optimizer)
+        self._decay = self._make_decay()
+        self.budget, self.units = Budget(scope, floor), parse_unit(unit, self.criterion, channels=channels)
+        if criterion is not None and unit != "filter":
+            raise ValueError(f"criterion={criterion!r} ranks filters: it needs unit='filter', not unit={unit!r}")
         self.schedule = as_schedule(sparsity)
+        self.units.check(self.schedule)
         self._auto_every, self.every = every == "auto", self._period(every)
-        self.optimizer = hookable(optimizer)
-        self.targets, self.held = {target.name: target for target in targets}, [*targets, *companions]
-        check_free(self.held, self.optimizer, self._holders)
-        self.shards = shards_of(((each.name, each.param) for each in self.held), model)
-        self._agreement = Agreement(group, needed=not self.shards.spread)
-        self._weights = Weights({target.name: self.hold(target) for target in self.held})
-        self._frozen = False
+        found = find_targets(model, targets, include_last=include_last, exclude=exclude)
+        self._model = ref(unwrap(model))
+        self.spared = spared_layer(model) if targets is None and not include_last else None
+        found = self.units.usable(model, found, chosen=targets is not None)
+        self.targets = {target.name: target for target in found}
+        self._all_targets = [*found, *self.units.tied_parameters(model, found)]
+        check_optimizer(self._all_targets, self.optimizer, self._owners)
+        self.shards = shard_group(((target.name, target.param) for target in self._all_targets), model)
+        self._consistency = RankConsistency(process_group, needed=not self.shards.sharded)
+        self._weights = Weights({target.name: self.make_weight(target) for target in self._all_targets})
+        self._frozen = self._detached = self._inside_dense = self._state_missing = False
         self._collapsed: set[str] = set()
         self.step = self.flips = self.updates = 0
         self.requested = 0.0
         with self.dense():
-            if self.due(0):
-                self._refresh()
-        self._steps = Steps(self.optimizer, self.shards, self._before_step, self._after_step, self._evaluate)
-        self._holders.update({id(target.param): self for target in self.held})
+            if self.updates_at(0):
+                self._update_masks()
+        self._hooks = StepHooks(self.optimizer, self.shards, self._before_step, self._after_step, self._evaluate)
+        self._load_hook = self.optimizer.register_load_state_dict_post_hook(self._optimizer_loaded)
+        self._owners.update({id(target.param): self for target in self._all_targets})
+        self._other_steps.watch()
 
     def _period(self, every: int | Literal["auto"]) -> int:
-        """Return the steps between mask updates; "auto" scales the method's own period to the training's length."""
+        """Return the steps between mask updates; "auto" scales the method's period to the length of the training."""
         if every == "auto":
             ramp_end = getattr(self.schedule, "end", None)
             return scaled_period(self.period, ramp_end=ramp_end, total_steps=self.total_steps)
         check_steps("every", every)
         return every
 
-    # What a method decides
+    def _make_decay(self) -> DecayAtPruned | None:
+        decay = DecayAtPruned(self.optimizer) if decays_at_pruned(self.weight_decay_at) else None
+        others = [other for other in self._owners.values() if other.optimizer is self.optimizer]
+        if any(decay or other._decay for other in others):
+            raise ValueError("weight_decay_at='pruned' changes a whole optimizer: give it one pruner for all weights")
+        return decay
+
+    # What a method defines
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
-        """Return (name, mask) pairs for step `t`; called with the trained weights in place (see `weights`)."""
-        raise TypeError(f"{type(self).__name__} does not say how it prunes: define next_masks(self, t)")
+        """Return (name, mask) pairs for step `t`; `weights` holds the trained weights."""
+        raise TypeError(f"{type(self).__name__} does not define how it prunes: implement next_masks(self, t)")
 
-    def due(self, t: int) -> bool:
-        """Return whether the masks are made anew at step `t`."""
+    def updates_at(self, t: int) -> bool:
+        """Return whether the masks are updated after step `t`."""
         return t % self.every == 0
 
-    def all_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
-        """Return (name, mask) pairs for all that is held, companions of the targets included."""
-        return self.next_masks(t)
-
-    def hold(self, target: Target) -> Weight:
-        """Return what keeps ŵ in the parameter and w behind it."""
-        return Weight(target, self.memory)
+    def make_weight(self, target: Target) -> Weight:
+        """Return the object that stores ŵ in the parameter and w beside it."""
+        return make_weight(target, self.memory, offload=self._offload)
 
     def extra_state(self) -> dict[str, Any]:
-        """Return what this method alone must save, as plain tensors and numbers."""
+        """Return what this method saves in addition, as plain tensors and numbers."""
         return {}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what `extra_state` returned."""
+        """Restore what `extra_state` returned."""
 
     def before_update(self) -> None:
         """Run when the gradients at ŵ are known and the parameters still hold ŵ."""
+        if self._decay is not None:
+            self._decay.add_to_gradients()
 
     def after_update(self) -> None:
         """Run when the parameters hold ŵ again."""
+        if self._decay is not None:
+            self._decay.restore()
+
+    # What a method can use
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """The weights that are trained: dense for methods that keep what they pruned."""
+        """The weights that are trained: with `Memory.KEEP` the dense ones."""
         return {name: self._weights[name].source for name in self.targets}
+
+    def keep_top(
+        self, scores: Mapping[str, Tensor], sparsity: float, *, among: Masks | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield masks that keep the units with the largest scores, according to unit, scope and floor.
+
+        Nothing outside the masks `among` is kept.
+        """
+        check_sparsity(sparsity, f"the schedule's value at step {self.step}")
+        targets = {name: self.targets[name] for name in scores}
+        units = {name: self.units.scores(target, scores[name]) for name, target in targets.items()}
+        unpruned = None
+        if among is not None:
+            unpruned = {name: self.units.unpruned(target, among[name]) for name, target in targets.items()}
+        shapes = {name: target.param.shape for name, target in targets.items()}
+        fraction = self.units.unit_sparsity(sparsity)
+        for name, keep in self.budget.keep_top(units, fraction, shapes, self.shards, unpruned):
+            inside = among[name] if among is not None else None
+            self.requested = sparsity  # only once the selection has succeeded
+            yield name, self.units.mask(self.targets[name], scores[name], keep, inside)
+
+    @classmethod
+    def is_periodic(cls) -> bool:
+        """Return whether the method has a period, the option `every`."""
+        return "every" in inspect.signature(cls).parameters
+
+    def shortfall(self, steps: int, until: int | None = None) -> str:
+        """Return why the final sparsity is not reached in `steps` optimizer steps; empty if it is, or is unknown."""
+        final, end = getattr(self.schedule, "final", None), getattr(self.schedule, "end", None)
+        last = next((t for t in range(steps if until is None else until, -1, -1) if self.updates_at(t)), 0)
+        if final is None or end is None or self.schedule(last) >= final:
+            return ""
+        return (
+            f"the sparsity of {final:.1%} is not reached: {self.schedule!r} ends at step {end}, and the last mask "
+            f"update of this training ({steps:,} steps, every={self.every}) is after step {last}, with "
+            f"{self.schedule(last):.1%}. End the ramp earlier, or choose a smaller every."
+        )
+
+    def warn_if_idle(self, total_steps: int) -> None:
+        """Warn if a method with a period makes no mask update in a training of `total_steps` optimizer steps."""
+        if not self.is_periodic() or any(self.updates_at(t) for t in range(1, total_steps + 1)):
+            return
+        warn(
+            f"{type(self).__name__} makes no mask update in this training (steps: {total_steps:,}, "
+            f"every={self.every}): the masks of step 0 ({self.requested:.1%} sparsity) stay to the end. "
+            "Choose a smaller every."
+        )
 
     # What a user sees
 
     @property
     def masks(self) -> Masks:
-        """The present masks; later steps update them in place (`.clone()` keeps a copy).
+        """The present masks; later steps update them in place (`.clone()` makes a copy).
 
-        Of sharded weights these are the rows that lie in this process. What is counted (`sparsity`, `stats()`) is
-        always counted over all processes, which therefore ask for it together.
+        With sharded weights these are the rows of this process. `sparsity` and `stats()` always count over all
+        processes, so all processes must call them.
         """
         return Masks({name: weight.mask for name, weight in self._weights.items()})
 
+    def full_masks(self) -> Masks:
+        """Return the masks with the rows of all processes, if weights are sharded; otherwise `masks`."""
+        if not self.shards.sharded:
+            return self.masks
+        rows = {name: self.shards.all_rows(mask.to(torch.uint8)) for name, mask in self.masks.items()}
+        return Masks({name: mask.to(torch.bool) for name, mask in rows.items()})
+
     @property
     def sparsity(self) -> float:
-        """The share of targeted weights that is pruned now."""
+        """Fraction of the targeted weights that are pruned now, counted if other code has written to them."""
+        self._check_model()
         kept, sizes = self._counts()
         return 1 - sum(kept) / sum(sizes)
 
     def stats(self) -> Stats:
-        """Return reached and requested sparsity, per layer too, δ_t, flips and collapsed layers."""
-        self._weights.adopt(self.step)
+        """Return reached and requested sparsity, also per layer, δ_t, flips and collapsed layers."""
+        self._check_model()
+        if not self._detached:
+            self._weights.accept_external_writes(self.step)
         kept, sizes = self._counts()
         layers = {name: 1 - left / size for name, left, size in zip(self._weights, kept, sizes, strict=True)}
         return Stats(
             step=self.step,
             requested=self.requested,
             sparsity=1 - sum(kept) / sum(sizes),
-            delta=quality(self._weights.values(), self.shards),
+            delta=pruning_error(self._weights.values(), self.shards),
             flips=self.flips,
             layers=layers,
             collapsed=tuple(name for name in self.targets if layers[name] == 1),
         )
 
     def _counts(self) -> tuple[list[int], list[int]]:
-        soft = self.memory is Memory.SOFT
-        left = [weight.left for weight in self._weights.values()] if soft else list(self.masks.values())
-        return self.shards.counts(left), self.shards.sizes(left)
+        kept = [self._kept(weight) for weight in self._weights.values()]
+        return self.shards.counts(kept), self.shards.sizes(kept)
+
+    def _kept(self, weight: Weight) -> Tensor:
+        """Return where the model has weights: in the mask, and wherever others have written some."""
+        written = self._detached or (not self._weights.holding_dense and weight.was_modified)
+        if written:
+            return weight.mask | (weight.target.local != 0)
+        return weight.kept if self.memory is Memory.SOFT else weight.mask
+
+    def _check_model(self) -> None:
+        """Raise if the model holds other parameters than those that are pruned."""
+        model = self._model()
+        if model is None or self.shards.sharded:  # FSDP replaces the parameters of a module for a while
+            return
+        held = named_parameters(model)
+        if replaced := [target.name for target in self._all_targets if held.get(target.name) is not target.param]:
+            raise RuntimeError(
+                f"{replaced[0]} of the model is not the parameter that this {type(self).__name__} prunes: a layer was "
+                "replaced, or load_state_dict(assign=True) was called. Attach a new pruner to a new optimizer."
+            )
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether the optimizer is inside a step."""
+        return self._hooks.running
 
     @contextmanager
     def dense(self) -> Iterator[None]:
-        """Let the model hold the dense weights for a while, for example to evaluate them."""
-        if self._weights.shown:
+        """Let the model hold the dense weights inside a `with` block, for example to evaluate them."""
+        if self._weights.holding_dense:
             yield
             return
         self.restore()
-        self._weights.show()
+        self._weights.swap_in_dense()
         self.shards.drop_gathered()
+        self._inside_dense = True
         try:
             yield
         finally:
-            self._hide()
+            self._inside_dense = False
+            self._write_pruned()
             self.shards.drop_gathered()
 
     def restore(self) -> None:
         """Let the model hold ŵ again after an exception inside `optimizer.step()`, which leaves it with w.
 
-        The next step does so as well, but a forward pass in between would see the dense weights.
+        The next step does so as well, but a forward pass before it would use the dense weights.
         """
-        if self._weights.shown:
-            self._hide()
+        if self._weights.holding_dense:
+            self._write_pruned()
         else:
-            self._weights.adopt(self.step)
+            self._weights.accept_external_writes(self.step)
 
     def freeze(self) -> None:
-        """Fix the masks from now on and drop what was pruned: the fine-tuning phase."""
+        """Fix the masks from now on and drop the dense weights, for fine-tuning."""
         self.restore()
-        self._weights.forget()
+        self._weights.drop_dense()
         self._frozen = True
         if self.memory is Memory.SOFT:
-            self._hide()  # until now the model held weights that had grown where the mask has none
+            self._write_pruned()  # until now the model had weights that have grown outside the mask
 
-    def detach(self) -> None:
-        """Let go of the optimizer; the model stays as it is, pruned."""
-        grown = self.memory is Memory.SOFT  # weights where the mask has none: they go as well
-        if grown:
-            self._weights.forget()
-        if grown or self._weights.shown:
-            self._hide()
-        self._steps.remove()
-        for target in self.held:
-            if self._holders.get(id(target.param)) is self:
-                del self._holders[id(target.param)]
+    def detach(self, *, dense: bool = False) -> None:
+        """Remove the hooks from the optimizer; the model stays pruned, or with `dense` holds the dense weights."""
+        held = []
+        if dense and not self._detached:
+            with self.dense():
+                held = [(target, target.local.detach().clone()) for target in self._all_targets]
+        soft = self.memory is Memory.SOFT  # weights that have grown outside the mask are removed, too
+        if soft:
+            self._weights.drop_dense()
+        if soft or self._weights.holding_dense:
+            self._write_pruned()
+        self._hooks.remove()
+        self._load_hook.remove()
+        self._detached = True
+        for target in self._all_targets:
+            if self._owners.get(id(target.param)) is self:
+                del self._owners[id(target.param)]
+        with torch.no_grad():
+            for target, values in held:
+                target.local.copy_(values)
 
     def apply_to(self, other: nn.Module) -> None:
-        """Mask the same weights in another copy of the model, for example an average that is no longer sparse."""
+        """Apply the masks to another copy of the model, for example an average that is no longer sparse."""
         zero_outside(self.masks, other)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs besides the states of model and optimizer, as plain tensors and numbers."""
-        self._weights.adopt(self.step)
+        self._weights.accept_external_writes(self.step)
         return {
             **self.settings(),
             "step": self.step,
@@ -218,92 +373,138 @@ class BasePruner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken: attach, then load the states of model, optimizer and pruner."""
+        """Resume from `state_dict()`: attach the pruner, then load the states of model, optimizer and pruner."""
         mine = self.settings()
         if self._auto_every and "every" in state:
-            mine["every"] = state["every"]  # the saved run's period, whatever this one would have chosen
+            mine["every"] = state["every"]  # resume with the period of the saved run
         masks = checked_masks(state, mine, self._weights)
         self.every = mine.get("every", self.every)
-        self._weights.point_back()  # an interrupted step, or dense(), may have left the model elsewhere
+        self._weights.reset_storage()  # after an interrupted step, or inside dense(), the model may hold w
         if state["frozen"]:
-            self._weights.forget()
+            self._weights.drop_dense()
         elif self._frozen:
-            self._weights = Weights({target.name: self.hold(target) for target in self.held})
+            self._weights = Weights({target.name: self.make_weight(target) for target in self._all_targets})
         self._frozen = state["frozen"]
         load_weights(state, masks, self._weights)
         self.step, self.flips, self.requested = state["step"], state["flips"], state["requested"]
-        self.updates = state.get("updates", 0)  # not counted by states of older versions
+        self.updates = state["updates"]
+        self._state_missing = False
         self.load_extra_state(state["extra"])
+
+    def settings(self) -> dict[str, Any]:
+        """Return what must be the same when a run is resumed."""
+        return {
+            "method": type(self).__name__,
+            "schedule": stable_name(self.schedule),
+            **{name: getattr(self, name) for name in self.resume_options},
+            "scope": self.budget.scope,
+            "floor": self.budget.floor,
+        }
 
     # How it works
 
     def _before_step(self, has_closure: bool) -> None:
         """The gradient at ŵ is known: let the optimizer apply it to w (Algorithm 1, line 7)."""
+        if self._inside_dense:
+            raise RuntimeError(
+                "optimizer.step() inside `with pruner.dense():` would train the dense model: leave the block first"
+            )
+        self._warn_if_state_is_missing()
         self.restore()
         weights = self._weights.values()
-        self._agreement.check_start((weight.mask for weight in weights), (weight.source for weight in weights))
+        self._consistency.check_start((weight.mask for weight in weights), (weight.source for weight in weights))
         if not has_closure:
             self.before_update()
-        self._weights.show()
+        self._weights.swap_in_dense()
+
+    def _optimizer_loaded(self, optimizer: Optimizer) -> None:
+        self._state_missing = bool(optimizer.state) and self.step == 0
+
+    def _warn_if_state_is_missing(self) -> None:
+        """Warn at the first step if a checkpoint was loaded without the pruner's state."""
+        if self._state_missing and not self._hooks.initializing:
+            self._state_missing = False
+            name = type(self).__name__
+            warn(
+                f"the optimizer's state was loaded, but not that of the {name}: it starts at step 0 with new masks. "
+                "Save pruner.state_dict() with the others, and load it with pruner.load_state_dict(...) after them. "
+                f"To prune from a dense checkpoint, attach the {name} after loading it."
+            )
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Evaluate a closure's loss and gradients at ŵ (line 6), although the optimizer that calls it works on w."""
-        self._hide()
+        """Evaluate a closure's loss and gradients at ŵ (line 6), although the optimizer that calls it updates w."""
+        self._write_pruned()
         loss = closure()
         self.before_update()
-        self._weights.show()
+        self._weights.swap_in_dense()
         return loss
 
     def _after_step(self, counts: bool) -> None:
-        """Make the mask anew if p divides t, and leave ŵ = m⊙w in the model (lines 2 to 5)."""
+        """Update the mask if it is time, and write ŵ = m⊙w into the model (lines 2 to 5)."""
         try:
             self.step += counts
-            if counts and not self._frozen and self.due(self.step):
-                self._refresh()
-                self._agreement.check_masks((weight.mask for weight in self._weights.values()), step=self.step)
+            if counts and not self._frozen and self.updates_at(self.step):
+                self._update_masks()
+                self._consistency.check_masks((weight.mask for weight in self._weights.values()), step=self.step)
         finally:
-            self._hide()
+            self._write_pruned()
 
-    def _refresh(self) -> None:
+    def _update_masks(self) -> None:
         if self.memory is Memory.FORGET:
-            self._hide()  # momentum has moved what is pruned: it counts as zero and grows back from zero
+            self._write_pruned()  # momentum has moved pruned weights: they count as zero and grow back from zero
+        for weight in self._weights.values():
+            weight.take_replaced_storage()  # the masks are made from the weights of this step
         flips = 0
-        for name, mask in self.all_masks(self.step):
+        for name, mask in self._all_masks(self.step):
             weight = self._weights[name]
             flips += int(torch.count_nonzero(mask != weight.mask))
             weight.mask.copy_(mask)
             if weight.memory is Memory.SOFT:
-                weight.prune()
+                weight.write_pruned()
         self.flips = int(self.shards.sum(torch.tensor(flips, device="cpu")))
         self.updates += 1
         self._warn_of_collapse()
 
+    def _all_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield the next masks of the targets and of their tied parameters."""
+        for name, mask in self.next_masks(t):
+            yield from self.units.all_masks(self.targets[name], mask)
+
     def _warn_of_collapse(self) -> None:
         kept = self.shards.counts(self._weights[name].mask for name in self.targets)
-        for name, left in zip(self.targets, kept, strict=True):
-            if not left and name not in self._collapsed:
-                self._collapsed.add(name)
-                warn(
-                    f"all of {name} is pruned at step {self.step}. Nothing is protected by default; floor=1 keeps one "
-                    "unit of every layer, scope='layer' prunes all layers alike."
-                )
+        found = [name for name, left in zip(self.targets, kept, strict=True) if not left]
+        if new := [name for name in found if name not in self._collapsed]:
+            self._collapsed.update(new)
+            warn(
+                f"all of {', '.join(new)} is pruned at step {self.step}. Nothing is protected by default; floor=1 "
+                "keeps one unit of every layer, scope='layer' prunes the same fraction of every layer."
+            )
 
-    def _hide(self) -> None:
-        self._weights.hide()
+    def _write_pruned(self) -> None:
+        self._weights.write_pruned()
         self.after_update()
 
-    def settings(self) -> dict[str, Any]:
-        """Return what a saved run and the one that continues it must have in common."""
-        return {
-            "method": type(self).__name__,
-            "schedule": name_of(self.schedule),
-            **{name: getattr(self, name) for name in self.shared},
-        }
-
     def __repr__(self) -> str:
-        # What is reached is counted over all processes, which a print in one of them must not wait for.
-        asked = f"{self.requested:.1%} sparsity asked of {len(self.targets)} weights"
-        return f"<{type(self).__name__} at step {self.step}: {asked}>"
+        # The reached sparsity is counted over all processes: a print in one of them must not wait for the others.
+        target = f"target sparsity {self.requested:.1%}, {len(self.targets)} tensors"
+        dense = f", {self.spared} stays dense" if self.spared else ""
+        return f"<{type(self).__name__} at step {self.step}: {target}{dense}, every={self.every}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} belongs to its optimizer and cannot be copied: use state_dict()")
+
+
+def warn_if_unfinished(model: nn.Module) -> None:
+    """Warn if a pruner of the model has not reached the final sparsity of its schedule."""
+    pruners = {id(owner): owner for p in model.parameters() if (owner := Pruner._owners.get(id(p))) is not None}
+    for pruner in pruners.values():
+        final = getattr(pruner.schedule, "final", None)
+        if final is not None and pruner.requested < final:
+            warn(
+                f"the model is not as sparse as asked for: {type(pruner).__name__} is at step {pruner.step} with a "
+                f"target of {pruner.requested:.1%}, and its schedule ends at {final:.1%}"
+            )
+
+
+# `__new__` would hide the options of the base class from help().
+Pruner.__signature__ = full_signature(Pruner)  # type: ignore[attr-defined]

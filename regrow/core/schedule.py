@@ -1,4 +1,4 @@
-"""How much is pruned when: sparsity as a function of the optimizer step, and how often masks are updated."""
+"""Sparsity as a function of the optimizer step, and how often masks are updated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHORTEST_RAMP = 120 * 391
 
 @dataclass(frozen=True)
 class Constant:
-    """The same sparsity from the first step on."""
+    """The same sparsity from the first step to the last."""
 
     final: float
 
@@ -51,7 +51,7 @@ class Cubic:
         check_steps("every", self.every)
         if isinstance(self.end, int | float) and 0 < self.end < 1:
             raise ValueError(
-                f"end is an optimizer step, got {self.end}: pass int({self.end} * steps) for that share of training"
+                f"end is an optimizer step, got {self.end}: pass int({self.end} * steps) for that fraction of training"
             )
         check_steps("start", self.start, least=0)
         check_steps("end", self.end, least=0)
@@ -68,8 +68,12 @@ class Cubic:
         return self.final + (self.initial - self.final) * (1 - elapsed / (self.end - self.start)) ** 3
 
 
+SCHEDULES: dict[str, Callable[..., Schedule]] = {"constant": Constant, "cubic": Cubic}
+"""Schedules by name."""
+
+
 def as_schedule(sparsity: float | Schedule) -> Schedule:
-    """Turn a number into a constant schedule and check what a given schedule starts with."""
+    """Return a number as a constant schedule, and a schedule itself after checking its first value."""
     if callable(sparsity):
         check_sparsity(sparsity(0), "the schedule's value at step 0")
         return sparsity

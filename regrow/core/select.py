@@ -1,16 +1,20 @@
-"""Exactly the k smallest magnitudes of many tensors, found on the bits of their floats without sorting or joining them.
+"""Exact selection of the k smallest magnitudes of many tensors, without sorting or concatenating them.
 
-The bits of a float without its sign, read as an integer, order like its magnitude: they are its key. Radix selection
-counts the leading 16 bits of all keys in a histogram, keeps the bucket that holds the k-th one, and goes on with the
-next 16 bits. Histograms of tensors add up, so shards need to exchange nothing else. On the CPU a sample first narrows
-the search to a bracket of about one per cent of the elements, and one pass in cache-sized chunks does the rest.
+The bits of a float without its sign, read as an integer, have the order of its magnitude: they are its key. Radix
+selection counts the leading 16 bits of all keys in a histogram, keeps the bucket that contains the k-th key, and
+continues with the next 16 bits. Histograms of tensors add up, so shards exchange nothing else. On the CPU a sample
+first narrows the search to a bracket of about one percent of the elements, and one pass in cache-sized chunks does the
+rest.
+
+The result is that of a stable sort of the magnitudes: of equal elements, those of earlier tensors, then those of lower
+row-major index are pruned first, so that every rank and every rerun prunes the same weights.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regrow.host.layout import bits, in_memory_order, is_dense
-from regrow.host.shards import ALONE, Shards
+from regrow.core.bits import bits, in_memory_order, is_dense
+from regrow.core.distributed import SINGLE_PROCESS, ShardGroup
 
 _DIGIT = 16
 _CHUNK = 1 << 16  # elements: a chunk and its temporaries stay in the L2 cache
@@ -28,18 +32,18 @@ _SAMPLE = 1 << 17
 
 
 class NotANumberError(ValueError):
-    """A score is NaN, so that there is no order."""
+    """A score is NaN, which cannot be ordered."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"{name} holds NaN, which has no place in an order of magnitudes: "
-            "training has diverged (lower the learning rate, or go back to the last good checkpoint)"
+            f"{name} contains NaN, which cannot be ordered by magnitude: "
+            "training has diverged (lower the learning rate, or resume from the last good checkpoint)"
         )
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """The key up to which elements are pruned, and how many of the `ties` that equal it are."""
+    """The largest key that is pruned, and how many of the `ties` equal to it are pruned."""
 
     key: int
     ties_pruned: int
@@ -47,53 +51,43 @@ class Threshold:
     dtype: torch.dtype
 
 
-def prune_smallest(scores: Sequence[Tensor], count: int) -> Iterator[Tensor]:
-    """Yield one mask per tensor, False for the `count` elements of least magnitude over all of them.
-
-    The result is that of a stable sort of the magnitudes: of equal elements those of earlier tensors, then those of
-    lower row-major index are pruned first, so that every rank and every rerun chooses the same set. Masks are made one
-    at a time, in the memory format of their scores.
-    """
-    return cut(scores, find_threshold({f"tensor {index}": score for index, score in enumerate(scores)}, count))
-
-
-def find_threshold(scores: Mapping[str, Tensor], count: int, shards: Shards = ALONE) -> Threshold | None:
-    """Return where to cut so that exactly `count` elements go, over all processes of `shards`; None if none does."""
+def find_threshold(scores: Mapping[str, Tensor], count: int, shards: ShardGroup = SINGLE_PROCESS) -> Threshold | None:
+    """Return the threshold that prunes exactly `count` elements over all processes of `shards`; None for zero."""
     if count == 0:
         return None
     scores = {name: _dense(score) for name, score in scores.items()}
     dtype = functools.reduce(torch.promote_types, [score.dtype for score in scores.values()])
     found = None
-    if not shards.spread and all(map(_by_numpy, scores.values())):
+    if not shards.sharded and all(map(_by_numpy, scores.values())):
         found = _bracket(scores, count, dtype)
     return found or _radix(scores, count, dtype, shards)
 
 
-def cut(scores: Iterable[Tensor], threshold: Threshold | None, shards: Shards = ALONE) -> Iterator[Tensor]:
-    """Yield one mask per tensor, False for what `threshold` prunes; of shards, the masks of this process's part."""
+def cut(scores: Iterable[Tensor], threshold: Threshold | None, shards: ShardGroup = SINGLE_PROCESS) -> Iterator[Tensor]:
+    """Yield one mask per tensor, False where `threshold` prunes; with shards, the masks of this process's part."""
     scores = [_dense(score) for score in scores]
     if threshold is None:
         yield from (torch.ones_like(score, dtype=torch.bool) for score in scores)
         return
     partly = threshold.ties_pruned < threshold.ties
     offsets = None
-    if partly and shards.spread:
+    if partly and shards.sharded:
         ties = [int(torch.count_nonzero(_compare(operator.eq, score, threshold))) for score in scores]
-        offsets = shards.before(torch.tensor(ties, device="cpu")).tolist()
+        offsets = shards.sum_before(torch.tensor(ties, device="cpu")).tolist()
     before = 0
     for index, score in enumerate(scores):
         keep = _compare(operator.gt, score, threshold)
-        if partly:  # the first of the elements at the threshold go, the others stay
+        if partly:  # the first of the elements at the threshold are pruned, the others kept
             places = _compare(operator.eq, score, threshold).flatten().nonzero().view(-1)
             pruned = threshold.ties_pruned - (before if offsets is None else offsets[index])
-            spared = places[max(pruned, 0) :]
-            keep.put_(spared, torch.ones_like(spared, dtype=torch.bool))
+            kept = places[max(pruned, 0) :]
+            keep.put_(kept, torch.ones_like(kept, dtype=torch.bool))
             before += len(places)
         yield keep
 
 
 def _bracket(scores: Mapping[str, Tensor], count: int, dtype: torch.dtype) -> Threshold | None:
-    """Find the threshold among the few keys that a sample says are near it; None if the sample was misleading."""
+    """Find the threshold among the few keys near it, according to a sample; None if the sample was misleading."""
     total, infinity = sum(score.numel() for score in scores.values()), _infinity(dtype)
     stride = max(total // _SAMPLE, 1)
     samples = [_bits(in_memory_order(score)[::stride], dtype) for score in scores.values()]
@@ -113,7 +107,7 @@ def _bracket(scores: Mapping[str, Tensor], count: int, dtype: torch.dtype) -> Th
             chosen = np.compress(keys.view(f"u{keys.itemsize}") <= high - low, keys)
             below += int(np.count_nonzero(keys < 0))
             kept += len(chosen)
-            if kept > max(total // 16, _CHUNK):  # many equal elements: collecting them would cost memory
+            if kept > max(total // 16, _CHUNK):  # too many equal elements to collect in memory
                 return None
             inside.append(chosen)
     rank = count - below
@@ -126,7 +120,7 @@ def _bracket(scores: Mapping[str, Tensor], count: int, dtype: torch.dtype) -> Th
     return Threshold(int(key) + low, pruned, int(np.count_nonzero(found == key)), dtype)
 
 
-def _radix(scores: Mapping[str, Tensor], count: int, dtype: torch.dtype, shards: Shards) -> Threshold:
+def _radix(scores: Mapping[str, Tensor], count: int, dtype: torch.dtype, shards: ShardGroup) -> Threshold:
     """Find the threshold 16 bits at a time, on any device and over any number of processes."""
     top, infinity = 8 * dtype.itemsize - 1, _infinity(dtype)
     prefix, rank, ties = 0, count, 0
@@ -168,7 +162,7 @@ def _compare(operation: Callable[[Any, int], Any], score: Tensor, threshold: Thr
 
 
 def _key_chunks(score: Tensor, dtype: torch.dtype) -> Iterator[Any]:
-    """Yield the keys in memory order, part after part."""
+    """Yield the keys in memory order, in chunks."""
     values = _bits(in_memory_order(score), dtype)
     size = _CHUNK if _by_numpy(score) else _DEVICE_CHUNK
     for start in range(0, len(values), size):

@@ -1,4 +1,4 @@
-"""What a pruned parameter holds: ŵ = m⊙w in the model's own storage, and the dense w behind it."""
+"""Where pruned and dense weights live: swapped in place, offloaded to the CPU, sharded over processes."""
 
 from __future__ import annotations
 
@@ -12,61 +12,62 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from regrow.checks import warn
-from regrow.host.layout import bit_view, like, pack, unpack
-from regrow.host.targets import Target, check_storage
+from regrow.core.bits import bit_view, like, pack, unpack
+from regrow.core.distributed import is_sharded, sharded_like
+from regrow.core.targets import Target, check_storage
 
-_SAMPLED = 64  # elements of a layer that are compared at a step, and up to twice as many
-_LAYERS = 32  # in which this is done at most; in deeper networks they take turns
+_SAMPLED = 64  # elements of a layer that are compared at a step, up to twice as many
+_LAYERS = 32  # layers that are compared at a step; deeper networks take several steps
 
 
 class Memory(Enum):
     """What happens to pruned weights."""
 
     KEEP = "keep"
-    """They live on behind the model and are trained with it (feedback)."""
+    """They are kept beside the model and trained with it (feedback)."""
     FORGET = "forget"
-    """They are zero after every step."""
+    """They are set to zero after every step."""
     SOFT = "soft"
-    """They are zeroed once, when the mask is made, and free to grow until the next one."""
+    """They are set to zero at a mask update, and free to grow until the next one."""
 
 
 class Weight:
-    """One target: the parameter, its mask m, and the dense weights w behind it while they are kept.
+    """A pruned parameter: its mask m, its pruned weights ŵ = m⊙w, and the dense weights w if they are kept.
 
-    Between steps the parameter holds ŵ in the storage it always had, so that compiled graphs, DDP buckets and CUDA
-    graphs stay valid. During a step it is pointed at the dense weights: the optimizer updates them directly, nothing
-    is restored from an error and nothing is rounded.
+    Between steps the parameter holds ŵ in the storage it has always had, so that compiled graphs, DDP buckets and
+    CUDA graphs stay valid. During a step it points at w, which the optimizer updates directly: w is never
+    reconstructed from ŵ and an error, so nothing is rounded.
     """
 
     def __init__(self, target: Target, memory: Memory) -> None:
-        self.target, self.memory, self.pruned = target, memory, target.held
+        self.target, self.memory, self.pruned = target, memory, target.local
         self.mask = torch.ones_like(self.pruned, dtype=torch.bool)
-        self.dense = self.room().clone() if memory is Memory.KEEP else None
-        self.bind()
+        self.dense = self.dense_template().clone() if memory is Memory.KEEP else None
+        self.bind_storage()
 
-    def bind(self) -> None:
-        """Take the parameter's present storage as the place of ŵ and lay the views with which it is written."""
+    def bind_storage(self) -> None:
+        """Use the parameter's present storage for ŵ, and make the views with which ŵ is computed."""
         check_storage(self.target)
-        self.pruned = self.target.held
+        self.pruned = self.target.local
         self.mask = like(self.pruned, self.mask, torch.bool)
         if self.dense is not None:
-            self.dense = like(self.room(), self.dense, self.pruned.dtype)
-        self._places = (self.pruned.data_ptr(), self.source.data_ptr())
+            self.dense = like(self.dense_template(), self.dense, self.pruned.dtype)
+        self._addresses = (self.pruned.data_ptr(), self.source.data_ptr())
         self._views = tuple(map(bit_view, (self.source, self.mask, self.pruned)))
-        self.mark()
+        self.record_version()
 
-    def room(self) -> Tensor:
-        """Return the present values, on the device and in the memory format that the dense weights are to have."""
+    def dense_template(self) -> Tensor:
+        """Return ŵ on the device and in the memory format for w."""
         return self.pruned
 
     @property
     def source(self) -> Tensor:
-        """The weights that are trained: the dense ones if they are kept, otherwise those of the model."""
+        """The weights that are trained: w if it is kept, otherwise those of the model."""
         return self.pruned if self.dense is None else self.dense
 
     @property
-    def left(self) -> Tensor:
-        """Where there is a weight: in the mask and, if what is pruned is free to grow, where it has grown since."""
+    def kept(self) -> Tensor:
+        """Where the model has weights: in the mask and, with `Memory.SOFT`, where weights have grown since."""
         return self.mask | (self.pruned != 0) if self.memory is Memory.SOFT else self.mask
 
     @property
@@ -74,49 +75,52 @@ class Weight:
         """The paper's e = ŵ − w."""
         return self.pruned - self.source.to(self.pruned.device)
 
-    def show(self) -> None:
+    def swap_in_dense(self) -> None:
         """Let the parameter hold w."""
         if self.dense is not None:
             self.target.param.data = self.dense
 
-    def prune(self) -> None:
-        """Let the parameter hold ŵ again, in its own storage."""
-        parameter = self.target.param
-        if parameter.data_ptr() not in self._places:
-            self.source.copy_(parameter.data)  # an optimizer put new storage in place of updating w where it was
-        self.write()
-        parameter.data = self.pruned
+    def write_pruned(self) -> None:
+        """Compute ŵ and let the parameter hold it, in its own storage."""
+        self.take_replaced_storage()
+        self.compute_pruned()
+        self.target.param.data = self.pruned
 
-    def write(self) -> None:
+    def take_replaced_storage(self) -> None:
+        """Copy w from the parameter if the optimizer has replaced its storage instead of updating w in place."""
+        if self.target.param.data_ptr() not in self._addresses:
+            self.source.copy_(self.target.param.data)
+
+    def compute_pruned(self) -> None:
         """Compute ŵ = m⊙w."""
-        masked(*self._views)
+        apply_mask(*self._views)
 
-    def point_back(self) -> None:
-        """Let the parameter keep its values, in the storage of ŵ, if it points at the dense weights."""
+    def reset_storage(self) -> None:
+        """If the parameter points at w, copy its values to the storage of ŵ and point it there."""
         if self.dense is not None and self.target.param.data_ptr() == self.dense.data_ptr():
             self.pruned.copy_(self.dense)
             self.target.param.data = self.pruned
 
-    def forget(self) -> None:
-        """Drop the dense weights; what is pruned is gone."""
+    def drop_dense(self) -> None:
+        """Free the dense weights; pruned weights are lost."""
         self.memory, self.dense = Memory.FORGET, None
-        self.bind()
+        self.bind_storage()
 
-    def mark(self) -> None:
-        """Remember the parameter as it is, so that `touched` sees later writes by others."""
+    def record_version(self) -> None:
+        """Record the parameter's version, so that `was_modified` sees later writes."""
         self._version = self.target.param._version
 
     @property
-    def touched(self) -> bool:
-        """Whether someone else wrote to the parameter, or gave it another storage, since the last `mark`."""
+    def was_modified(self) -> bool:
+        """Whether other code wrote to the parameter or replaced its storage since `record_version`."""
         parameter = self.target.param
-        return parameter._version != self._version or parameter.data_ptr() != self._places[0]
+        return parameter._version != self._version or parameter.data_ptr() != self._addresses[0]
 
-    def intact(self, step: int) -> bool:
-        """Tell whether a few elements still are m⊙w: writes through `.data` leave `touched` as it was.
+    def sample_matches(self, step: int) -> bool:
+        """Return whether a few elements still equal m⊙w: writes through `.data` do not change the version.
 
-        Others are looked at each time, so that who writes again and again is found. Only on the CPU, where looking
-        costs microseconds; elsewhere it would have to wait for the device.
+        Every step compares other elements, so that repeated writes are found. It is done on the CPU only, where it
+        takes microseconds; on other devices it would have to wait for the device.
         """
         source, mask, pruned = self._views
         if self.dense is None or not isinstance(pruned, np.ndarray):
@@ -126,102 +130,196 @@ class Weight:
         return same
 
     def sample(self, step: int) -> slice:
-        """Return which elements, in the order of memory, are looked at in turn `step`."""
-        apart = self.pruned.numel() // _SAMPLED or 1
-        return slice(step % apart, None, apart)
+        """Return which elements, in memory order, `sample_matches` compares at a step."""
+        distance = self.pruned.numel() // _SAMPLED or 1
+        return slice(step % distance, None, distance)
 
-    def adopt(self) -> bool:
-        """Take over weights written from outside; return whether they had weights where the mask has none.
+    def accept_external_write(self) -> bool:
+        """Take over weights written by other code; return whether they are non-zero outside the mask.
 
-        Weights that respect the mask (an average swapped in and back, a checkpoint of the pruned model) replace the
-        kept part of w and leave the pruned part alone; others become w as a whole.
+        If they are zero outside the mask (a swapped average, a checkpoint of the pruned model), they replace the kept
+        part of w, and the pruned part stays. Otherwise they replace all of w.
         """
-        self.bind()
-        dense = bool(torch.count_nonzero(self.pruned[~self.mask]))
+        self.bind_storage()
+        outside = bool(torch.count_nonzero(self.pruned[~self.mask]))
         if self.dense is not None:
-            behind = self.dense.to(self.pruned.device)
-            self.dense.copy_(self.pruned if dense else torch.where(self.mask, self.pruned, behind))
-        return dense and self.memory is not Memory.SOFT
+            w = self.dense.to(self.pruned.device)
+            self.dense.copy_(self.pruned if outside else torch.where(self.mask, self.pruned, w))
+        return outside and self.memory is not Memory.SOFT
 
     def save(self) -> dict[str, Any]:
-        """Return what a resumed run needs: the mask in bits, and the error e where it is not zero."""
+        """Return what a resumed run needs: the packed mask, and the error e where it is not zero."""
         source = self.source  # ŵ is zero where it is pruned, so e = −w there, also while the parameter holds w
         kept = {} if self.dense is None else {"error": -source[~self.mask.to(source.device)].cpu()}
         return {"masks": pack(self.mask), "shapes": list(self.target.param.shape), **kept}
 
     def saved_mask(self, saved: Tensor) -> Tensor:
-        """Return the mask of which `save` made `saved`."""
+        """Return the mask that `save` stored as `saved`."""
         return unpack(saved, self.mask.shape, self.target.name)
 
     def load(self, mask: Tensor, saved: Mapping[str, Any]) -> None:
-        """Take over a mask and what `save` returned with it; the parameter holds ŵ."""
-        self.bind()
+        """Restore a mask and what `save` returned with it; the parameter must hold ŵ."""
+        self.bind_storage()
         self.mask.copy_(mask)
         if self.dense is not None:
             self.dense.copy_(self.pruned)
             self.dense[~self.mask.to(self.dense.device)] = -saved["error"].to(self.dense)
 
 
+class OffloadedWeight(Weight):
+    """A parameter that cannot point at w: w is copied into its storage before a step, and out of it afterwards.
+
+    With `offload`, w is in CPU memory between the steps.
+    """
+
+    def __init__(self, target: Target, memory: Memory, *, offload: bool = False) -> None:
+        self._offload, self._inside = offload, False
+        super().__init__(target, memory)
+
+    def dense_template(self) -> Tensor:
+        """Return ŵ on the device and in the memory format for w."""
+        return self.pruned.cpu() if self._offload else self.pruned
+
+    @property
+    def source(self) -> Tensor:
+        """The weights that are trained, in the parameter's storage or outside it."""
+        return self.pruned if self._inside else super().source
+
+    @property
+    def error(self) -> Tensor:
+        """The paper's e = ŵ − w; while the parameter holds w, ŵ is known to be zero where it is pruned."""
+        return torch.where(self.mask, 0, -self.source) if self._inside else super().error
+
+    def swap_in_dense(self) -> None:
+        """Copy w into the parameter's storage."""
+        if self.dense is not None:
+            self.pruned.copy_(self.dense)
+            self._inside = True
+
+    def compute_pruned(self) -> None:
+        """Copy w out of the parameter's storage and compute ŵ = m⊙w there; safe to repeat after an interruption."""
+        if self.dense is not None and self._inside:
+            self.dense.copy_(self.pruned)
+            self._inside = False
+        elif self.dense is not None:
+            self.pruned.copy_(self.dense)
+        _, mask, pruned = self._views
+        apply_mask(pruned, mask, pruned)
+
+    def reset_storage(self) -> None:
+        """Treat what the parameter holds as ŵ: it always points at its own storage."""
+        self._inside = False
+
+    def drop_dense(self) -> None:
+        """Free the dense weights; pruned weights are lost."""
+        self._inside = False
+        super().drop_dense()
+
+
+class ShardedWeight(OffloadedWeight):
+    """This process's rows of a parameter whose storage FSDP manages.
+
+    Masks and dense weights are saved as shards, so that distributed checkpoints can reshard them for another number of
+    processes.
+    """
+
+    def write_pruned(self) -> None:
+        """Compute ŵ in the parameter's storage."""
+        self.compute_pruned()
+
+    def take_replaced_storage(self) -> None:
+        """Do nothing: FSDP manages the storage."""
+
+    @property
+    def was_modified(self) -> bool:
+        """Whether other code wrote to the parameter or replaced its storage since `record_version`."""
+        return self.target.param._version != self._version or self.target.local.data_ptr() != self._addresses[0]
+
+    def save(self) -> dict[str, Any]:
+        """Return mask and w as tensors sharded like the parameter."""
+        parameter = self.target.param
+        kept = {} if self.dense is None else {"dense": sharded_like(parameter, self.source)}
+        return {"masks": sharded_like(parameter, self.mask), "shapes": list(parameter.shape), **kept}
+
+    def saved_mask(self, saved: Tensor) -> Tensor:
+        """Return this process's rows of a saved mask."""
+        return self.target.part(saved).to(torch.bool)
+
+    def load(self, mask: Tensor, saved: Mapping[str, Any]) -> None:
+        """Restore a mask and what `save` returned with it; the parameter must hold ŵ."""
+        self.bind_storage()
+        self.mask.copy_(mask)
+        if self.dense is not None:
+            self.dense.copy_(self.target.part(saved["dense"]))
+
+
+def make_weight(target: Target, memory: Memory, *, offload: bool) -> Weight:
+    """Return the kind of weight that suits the parameter."""
+    if is_sharded(target.param):
+        return ShardedWeight(target, memory, offload=offload)
+    return OffloadedWeight(target, memory, offload=True) if offload else Weight(target, memory)
+
+
 class Weights(dict[str, Weight]):
-    """All that a pruner holds; `shown` while the parameters hold w, as they do during a step."""
+    """All weights of a pruner; `holding_dense` while the parameters hold w, as they do during a step."""
 
-    shown = False
+    holding_dense = False
 
-    def show(self) -> None:
+    def swap_in_dense(self) -> None:
         """Let the parameters hold w."""
-        self.shown = True  # first: whoever is interrupted in between hides again
+        self.holding_dense = True  # first, so that ŵ is written again if this is interrupted
         for weight in self.values():
-            weight.show()
+            weight.swap_in_dense()
 
-    def hide(self) -> None:
+    def write_pruned(self) -> None:
         """Let the parameters hold ŵ."""
-        for weight in reversed(self.values()):  # what the optimizer touched last is still in the cache
+        for weight in reversed(self.values()):  # the weights that the optimizer updated last are still in the cache
             if weight.memory is not Memory.SOFT:
-                weight.prune()
-        # Autograd could not know that a backward pass from here on does not meet the weights of an earlier forward one.
+                weight.write_pruned()
+        # Bump the version counter, so that autograd rejects a backward pass through a graph made with other weights.
         increment_version([weight.target.param for weight in self.values()])
         for weight in self.values():
-            weight.mark()
-        self.shown = False
+            weight.record_version()
+        self.holding_dense = False
 
-    def point_back(self) -> None:
-        """Let the parameters keep the values they have, in the storage of ŵ."""
+    def reset_storage(self) -> None:
+        """Let the parameters keep their present values, in the storage of ŵ."""
         for weight in self.values():
-            weight.point_back()
-        self.shown = False
+            weight.reset_storage()
+        self.holding_dense = False
 
-    def forget(self) -> None:
-        """Drop all dense weights."""
+    def drop_dense(self) -> None:
+        """Free all dense weights."""
         for weight in self.values():
-            weight.forget()
+            weight.drop_dense()
 
-    def adopt(self, step: int) -> None:
-        """Take over what others have written since the last step."""
-        if self.shown:
+    def accept_external_writes(self, step: int) -> None:
+        """Take over what other code has written since the last step."""
+        if self.holding_dense:
             return
-        touched = {name: weight for name, weight in self.items() if weight.touched}
+        modified = {name: weight for name, weight in self.items() if weight.was_modified}
         turns = -(-len(self) // _LAYERS)
         round_, turn = divmod(step, turns)
-        looked_at = list(self.items())[turn::turns]
-        unseen = [name for name, weight in looked_at if name not in touched and not weight.intact(round_)]
+        compared = list(self.items())[turn::turns]
+        unseen = [name for name, weight in compared if name not in modified and not weight.sample_matches(round_)]
         if unseen:
             warn(
-                f"{unseen[0]} was written through .data, which leaves no trace for autograd. All weights are taken as "
-                "they are, but only a few elements of each are looked at: write under torch.no_grad() instead."
+                f"{unseen[0]} was written through .data, which autograd does not notice. All weights are taken as "
+                "they are, but only a few elements of each are compared: write under torch.no_grad() instead."
             )
-        for name, weight in (self if unseen else touched).items():
-            if weight.adopt() and not unseen:
+        for name, weight in (self if unseen else modified).items():
+            if weight.accept_external_write() and not unseen:
                 warn(
-                    f"{name} was given new weights since the last step, some where it is pruned. They are taken as its "
-                    "dense weights and pruned after this step. Attach the pruner after loading, and a new one to an "
-                    "optimizer that takes the place of its own."
+                    f"{name} was given new weights since the last step, some where it is pruned. They become its "
+                    "dense weights and are pruned after this step. Attach the pruner after loading weights, and a new "
+                    "pruner to an optimizer that replaces the old one."
                 )
 
 
-def masked(source: Any, mask: Any, result: Any) -> None:
+def apply_mask(source: Any, mask: Any, result: Any) -> None:
     """Write `source` where `mask` is True, +0.0 elsewhere; all three are views of bits."""
     if isinstance(result, np.ndarray):
-        # Bits times 0 or 1: exact for every float, and the one masking that runs at the speed of memory.
+        # Bits times 0 or 1: exact for every float, and the only masking that runs at memory speed.
         np.multiply(source, mask, out=result)
     else:
         torch.mul(source, mask, out=result)

@@ -1,4 +1,4 @@
-"""Digits, Fashion-MNIST, CIFAR and ImageNet as batches of tensors.
+"""Digits, MNIST, Fashion-MNIST, CIFAR and ImageNet as batches of tensors.
 
 >>> from regrow import data
 >>> train, test = data.load("digits", "train"), data.load("digits", "test")

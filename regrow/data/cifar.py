@@ -84,6 +84,7 @@ def load(info: DatasetInfo, split: str, *, root: Path | str | None, download: bo
             if any((batches / name).is_file() for name in layout.batches[split]):
                 return _from_batches(info, layout, _in_folder(info, batches, layout.batches[split]))
         if (archive := folder / layout.archive.name).is_file():
+            files.check_download(archive, layout.archive, info)
             return _from_batches(info, layout, _in_archive(info, archive, layout.batches[split]))
     if root is not None or not download:
         raise files.missing(info, searched)
@@ -101,13 +102,16 @@ def _in_folder(info: DatasetInfo, folder: Path, names: tuple[str, ...]) -> dict[
 
 def _in_archive(info: DatasetInfo, archive: Path, names: tuple[str, ...]) -> dict[Path, bytes]:
     """Return the content of each batch in the archive, which is read once."""
-    found = {}
+    # Twice the pixels of all images: a small compressed file can hold any number of zeros.
+    most, found = 2 * _PIXELS * info.train, dict[str, bytes]()
     try:
         with tarfile.open(archive, "r|gz") as tar:
             for member in tar:
                 name = Path(member.name).name
                 if name in names and (stream := tar.extractfile(member)):
-                    found[name] = stream.read()
+                    found[name] = stream.read(most + 1)
+                if len(found.get(name, b"")) > most:
+                    raise DataError(f"{archive}: {name} has more than {most:,} bytes. Delete it; {info.source}.")
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise broken(archive, f"cannot be unpacked ({error})", f"Delete it; {info.source}.") from error
     if missing := [name for name in names if name not in found]:

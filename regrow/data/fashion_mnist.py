@@ -1,10 +1,11 @@
-"""Fashion-MNIST: 28x28 gray images of clothes, in four idx files (the format of MNIST)."""
+"""Fashion-MNIST: 28x28 gray images of clothes, in four idx files. MNIST has the same files, and is read here, too."""
 
 from __future__ import annotations
 
 import gzip
 import math
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,6 @@ REMOTES = (
     ),
 )
 _UBYTE = 8
-_LARGEST = 2**30
 _CLASSES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -44,17 +44,33 @@ _CLASSES = (
 
 def load(info: DatasetInfo, split: str, *, root: Path | str | None, download: bool, **_: object) -> ImageSet:
     """Return the "train" or "test" images; missing files are downloaded, unless a `root` is given."""
+    return load_idx(info, split, REMOTES, _CLASSES, root=root, download=download)
+
+
+def load_idx(
+    info: DatasetInfo,
+    split: str,
+    remotes: Sequence[Remote],
+    classes: tuple[str, ...],
+    *,
+    root: Path | str | None,
+    download: bool,
+) -> ImageSet:
+    """Return the images of a data set with the files of MNIST."""
     part = "train" if split == "train" else "t10k"
     searched = files.folders(info.name, root)
     for folder in searched:
         if any(_paths(folder, f"{part}-images-idx3-ubyte")):
-            return _read(info, folder, part)
+            for remote in remotes:
+                if (folder / remote.name).is_file():
+                    files.check_download(folder / remote.name, remote, info)
+            return _read(info, folder, part, classes)
     if root is not None or not download:
         raise files.missing(info, searched)
-    return _read(info, fetch(info, REMOTES), part)
+    return _read(info, fetch(info, remotes), part, classes)
 
 
-def _read(info: DatasetInfo, folder: Path, part: str) -> ImageSet:
+def _read(info: DatasetInfo, folder: Path, part: str, classes: tuple[str, ...]) -> ImageSet:
     images = _array(info, folder, f"{part}-images-idx3-ubyte", 3)
     labels = _array(info, folder, f"{part}-labels-idx1-ubyte", 1)
     try:
@@ -62,7 +78,7 @@ def _read(info: DatasetInfo, folder: Path, part: str) -> ImageSet:
             info=info,
             images=torch.from_numpy(images[:, None]),
             labels=torch.from_numpy(labels.astype(np.int64)),
-            classes=_CLASSES,
+            classes=classes,
         )
     except ValueError as error:
         raise broken(folder / f"{part}-*", str(error), f"{info.source}.") from error
@@ -71,7 +87,8 @@ def _read(info: DatasetInfo, folder: Path, part: str) -> ImageSet:
 def _array(info: DatasetInfo, folder: Path, name: str, dimensions: int) -> Bytes:
     for path in _paths(folder, name):
         try:
-            return read_idx(path, dimensions)
+            most = max(info.train, info.test) * (info.size**2 if dimensions == 3 else 1)
+            return read_idx(path, dimensions, most=most)
         except DataError as error:
             raise broken(path, str(error), f"{info.source}.") from error
     raise broken(folder / f"{name}.gz", "is missing", f"{info.source}.")
@@ -81,9 +98,10 @@ def _paths(folder: Path, name: str) -> list[Path]:
     return [path for path in (folder / f"{name}.gz", folder / name) if path.is_file()]
 
 
-def read_idx(path: Path, dimensions: int) -> Bytes:
-    """Read an array of bytes with `dimensions` dimensions from an idx file, maybe compressed with gzip.
+def read_idx(path: Path, dimensions: int, *, most: int) -> Bytes:
+    """Read an array of at most `most` bytes in `dimensions` dimensions from an idx file, maybe compressed with gzip.
 
+    The limit is that of the data set: a small compressed file can hold any number of zeros.
     The format is: two zero bytes, the type, the number of dimensions, each size as a big-endian 32-bit word, the data.
     """
     try:
@@ -97,8 +115,8 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
                 raise DataError(f"ends within its header, after {len(header)} bytes")
             shape = tuple(int(size) for size in np.frombuffer(header, ">u4", offset=4))
             expected = math.prod(shape)
-            if expected > _LARGEST:
-                raise DataError(f"claims the impossible shape {shape}")
+            if expected > most:
+                raise DataError(f"claims the impossible shape {shape}: the data set has at most {most:,} bytes")
             content = file.read(expected + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot be read ({error})") from error

@@ -6,9 +6,9 @@ import contextlib
 import hashlib
 import importlib
 import logging
+import math
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,15 @@ import torch
 from numpy.typing import NDArray
 
 from regrow.data.registry import DatasetInfo
-from regrow.system import cache_folder
+from regrow.system import cache_folder, write_atomically
 
 Bytes = NDArray[np.uint8]
 
 # The folder of Debian packages such as dataset-fashion-mnist.
 DEBIAN = Path("/usr/share/datasets")
+
+# Bytes of SHA-256 before a decoded array in the cache.
+_DIGEST = 32
 
 _log = logging.getLogger(__name__)
 
@@ -79,20 +82,21 @@ def cached(sources: Sequence[Path], shape: tuple[int, ...], make: Callable[[], B
     """Return `make()`, from the cache if files with the same content were decoded before.
 
     Decoding CIFAR-10 takes several seconds, reading the decoded array a tenth of a second. A cache that cannot be read
-    or written (full disk, read-only home) only costs that time.
+    or written (full disk, read-only home), or whose content has changed, only costs that time.
     """
     digest = hashlib.sha256(repr(shape).encode())
     for source in sources:
         with source.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    path = cache_folder() / "decoded" / f"{digest.hexdigest()[:32]}.npy"
-    with contextlib.suppress(OSError, ValueError, EOFError):
-        array: Bytes = np.load(path, allow_pickle=False)
-        if array.shape == shape and array.dtype == np.uint8:
-            return array
-    array = make()
+    path = cache_folder() / "decoded" / f"{digest.hexdigest()[:32]}.bin"
     with contextlib.suppress(OSError):
-        _save(path, array)
+        stored: Bytes = np.fromfile(path, dtype=np.uint8)
+        content = stored[_DIGEST:]
+        if content.size == math.prod(shape) and stored[:_DIGEST].tobytes() == hashlib.sha256(content.data).digest():
+            return content.reshape(shape)
+    array = np.ascontiguousarray(make())
+    with contextlib.suppress(OSError):
+        write_atomically(path, hashlib.sha256(array.data).digest() + array.tobytes())
     return array
 
 
@@ -101,19 +105,6 @@ def _directory(path: Path | str, what: str) -> Path:
     if not directory.is_dir():
         raise DataError(f"{what} is {str(path)!r}, which is not a directory")
     return directory
-
-
-def _save(path: Path, array: Bytes) -> None:
-    """Write to a temporary file and rename it, so that a reader never sees a partial file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-        try:
-            np.save(file, array)
-            file.flush()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
 
 
 @dataclass(frozen=True)
@@ -129,15 +120,28 @@ class Remote:
         return self.url.rpartition("/")[2]
 
 
+def check_download(path: Path, remote: Remote, info: DatasetInfo) -> None:
+    """Raise if a file in the folder of downloads no longer has the content that was downloaded.
+
+    Files in other folders are the user's own: they may be parts of the data set, and are not compared.
+    """
+    if path.parent != download_folder(info.name):
+        return
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != remote.sha256:
+            raise broken(path, "has changed since it was downloaded: its SHA-256 is wrong", "Delete it.")
+
+
 def fetch(info: DatasetInfo, remotes: Sequence[Remote]) -> Path:
     """Download the missing files of `remotes` and return their folder.
 
-    A file gets its name only when it is complete and its hash is right.
+    A file gets its name only when it is complete and its hash is right, and its hash is checked at every use.
     """
     folder = download_folder(info.name)
     for remote in remotes:
         path = folder / remote.name
         if path.is_file():
+            check_download(path, remote, info)
             continue
         _log.info("downloading %s to %s", remote.url, path)
         try:

@@ -25,6 +25,10 @@ from regrow.system import cores
 Image = tuple[int, bytes | None]
 
 _ROWS = 1000
+_ROWS_AT_ONCE = 100
+
+# Encoded; one of CIFAR has about 2,000 bytes.
+_LARGEST_IMAGE = 1 << 16
 
 
 def shards(folder: Path, split: str) -> list[Path]:
@@ -82,10 +86,19 @@ def read_labels(file: Any, label: str, path: Path, info: DatasetInfo) -> Indices
     kind = file.schema_arrow.field(label).type
     if not require("pyarrow").types.is_integer(kind):
         raise broken(path, f"column {label!r} is {kind}, not integers", f"{info.source}.")
+    check_rows(file, path, info)
     values = file.read(columns=[label])[label]
     if values.null_count:
         raise broken(path, f"{values.null_count} labels are empty", f"{info.source}.")
     return np.asarray(values.to_numpy(), dtype=np.int64)
+
+
+def check_rows(file: Any, path: Path, info: DatasetInfo) -> None:
+    """Raise unless the file has at most as many rows as the data set: a small file can claim billions."""
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    rows, most = sum(group.num_rows for group in groups), max(info.train, info.test)
+    if not 0 <= rows <= most or min((group.num_rows for group in groups), default=0) < 0:
+        raise broken(path, f"has {rows:,} rows, but {info.title} has at most {most:,}", f"{info.source}.")
 
 
 def image_column(schema: Any, path: Path, info: DatasetInfo) -> str:
@@ -106,12 +119,19 @@ def class_names(schema: Any, label: str) -> tuple[str, ...] | None:
         return None
 
 
-def decode(encoded: bytes | None, channels: int) -> Any:
-    """Decode an image to a PIL image, gray or RGB; raise a `DataError` that says what is wrong."""
+def decode(encoded: bytes | None, channels: int, size: tuple[int, int] | None = None) -> Any:
+    """Decode an image to a PIL image, gray or RGB; raise a `DataError` that says what is wrong.
+
+    An image of another `size` is refused before memory for its pixels is allocated.
+    """
     image = require("PIL.Image")
     try:
         with image.open(io.BytesIO(encoded or b"")) as picture:
+            if size is not None and picture.size != size:
+                raise DataError(f"has {picture.size} pixels, not {size}")
             return picture.convert("RGB" if channels == 3 else "L")
+    except DataError:
+        raise
     # Decoders raise OSError, ValueError, SyntaxError, struct.error and more.
     except Exception as error:
         raise DataError(f"cannot be decoded ({error})") from error
@@ -136,7 +156,14 @@ def _encoded(info: DatasetInfo, path: Path, count: int) -> list[list[Image]]:
     with reading(path, info):
         file = require("pyarrow.parquet").ParquetFile(path)
         column = image_column(file.schema_arrow, path, info)
-        rows = file.read(columns=[column])[column].combine_chunks().field("bytes").to_pylist()
+        rows: list[bytes | None] = []
+        size = 0
+        # In parts, because a small file can repeat a large image any number of times.
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column]):
+            rows += batch.column(0).field("bytes").to_pylist()
+            size += sum(len(image or b"") for image in rows[-len(batch) :])
+            if size > count * _LARGEST_IMAGE:
+                raise broken(path, f"has images of more than {_LARGEST_IMAGE:,} bytes on average", f"{info.source}.")
     if len(rows) != count:
         raise broken(path, f"has {len(rows)} images but {count} labels", f"{info.source}.")
     return [list(enumerate(rows[i : i + _ROWS], start=i)) for i in range(0, count, _ROWS)]
@@ -145,12 +172,9 @@ def _encoded(info: DatasetInfo, path: Path, count: int) -> list[list[Image]]:
 def _decode_into(info: DatasetInfo, path: Path, chunk: list[Image], target: Bytes) -> None:
     for place, (row, encoded) in enumerate(chunk):
         try:
-            picture = decode(encoded, info.channels)
+            picture = decode(encoded, info.channels, (info.size, info.size))
         except DataError as error:
             raise broken(path, f"image {row} {error}", f"{info.source}.") from error
-        if picture.size != (info.size, info.size):
-            why = f"image {row} has {picture.size} pixels, not {(info.size, info.size)}"
-            raise broken(path, why, f"{info.source}.")
         pixels = np.asarray(picture).reshape(info.size, info.size, info.channels)
         target[place] = pixels.transpose(2, 0, 1)
 

@@ -50,7 +50,7 @@ def compile(model: nn.Module, example_input: torch.Tensor, *, threads: int = 1, 
         input_shape=graph.input.shape,
         output_shape=graph.output.shape,
     )
-    check_same(compiled(example), output_of(model, example))
+    check_same(compiled(example), output_of(model, example), model, example)
     return compiled
 
 

@@ -1,4 +1,4 @@
-"""Export models for other runtimes and devices: `onnx()`, `program()` and `c()`.
+"""Export models for other runtimes and devices: `onnx()`, `program()`, `c()` and `wasm()`.
 
 A new format is a module with one function, and a line in `formats.FORMATS`; its function is then an attribute here.
 """
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from regrow.export.c_source import c as c
     from regrow.export.onnx_file import onnx as onnx
     from regrow.export.torch_program import program as program
+    from regrow.export.wasm_module import WasmExport as WasmExport
+    from regrow.export.wasm_module import wasm as wasm
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regrow.core.modules import check_same, distance, output_of, prepared
+from regrow.core.pruner import warn_if_unfinished
 from regrow.engine.codegen.build import Kernels, joined_source, operation_files
 from regrow.engine.codegen.structs import float_literal, initializer
 from regrow.engine.frontend.fuse import fuse
@@ -66,9 +67,9 @@ def c(
     """Write `model` as one C99 file without dependencies (`path`), a header, and a program that checks them.
 
     The file defines `void NAME_run(const float *x, float *y)` for one image; NAME is the name of the file. It needs a
-    C99 compiler with vector extensions (gcc or clang, for any processor) and the C library; compile it with
-    `-O2 -ffp-contract=fast`. The program `NAME_main.c` runs the first image of `example_input` and compares the result
-    with the output of torch.
+    C99 compiler with vector extensions (gcc or clang, for any processor), and of the C library at most `memcpy`, so it
+    also compiles with `-ffreestanding`. Compile it with `-O2 -ffp-contract=fast`. The program `NAME_main.c` runs the
+    first image of `example_input` and compares the result with the output of torch.
 
     `weights` "fp16" and "int8" (one scale per output channel) take less flash. `lanes` is the number of floats in the
     device's vector registers: 4 for NEON and SSE, 8 for AVX2, 16 for AVX-512.
@@ -82,14 +83,15 @@ def c(
         raise ValueError(f"lanes must be 4, 8 or 16, got {lanes}")
     if re.search(r'["\\\x00-\x1f]', path.name):
         raise ValueError(f"a C file cannot include a file called {path.name!r}: use another name")
+    warn_if_unfinished(model)
     model, examples = prepared(model, example_input)
     if len(examples) == 0:
         raise ValueError("example_input must hold at least one image")
     example = examples[:1].contiguous()
     exact = fuse(capture(model, example))
-    graph = _rounded(exact, weights)
+    graph = rounded_graph(exact, weights)
     expected = output_of(model, example)
-    check_same(TorchRunner(exact)(example), expected)
+    check_same(TorchRunner(exact)(example), expected, model, example)
     steps = in_bands(
         schedule(graph, lanes)
     )  # without joining shortcuts: int8 weights have one scale for each output channel
@@ -117,7 +119,8 @@ def _identifier(stem: str) -> str:
     return plain if plain[0].isalpha() else f"net_{plain}"
 
 
-def _rounded(graph: Graph, weights: Format) -> Graph:
+def rounded_graph(graph: Graph, weights: Format) -> Graph:
+    """Return the graph with the weights that a format can express."""
     nodes = (
         replace(node, weight=_rounded_weight(node, weights)) if isinstance(node, WeightedNode) else node
         for node in graph.nodes

@@ -26,7 +26,7 @@ class Format:
     """A file format: its suffix, the function that writes it ("module:name"), and one phrase for the help text.
 
     The function is called as `writer(model, example_input, path, **options)`, without `example_input` if the format
-    does not need one. If it returns something, `regrow export` prints that.
+    does not need one. If it returns something, `regrow export` prints that. With `is_folder`, the path is a folder.
     """
 
     suffix: str
@@ -34,6 +34,7 @@ class Format:
     help: str
     options: Mapping[str, Option] = field(default_factory=dict)
     needs_example: bool = True
+    is_folder: bool = False
 
     def write(self, model: nn.Module, example_input: Tensor, path: Path, **options: Any) -> Any:
         """Write `model` to `path`."""
@@ -45,10 +46,19 @@ _DTYPE = Option(Literal["fp32", "fp16", "bf16", "int8"], "fp32", "Precision of t
 _SPARSE = Option(bool, False, "Store sparse weights as sparse initializers: a smaller file, not a faster model.")
 _WEIGHTS = Option(Literal["fp32", "fp16", "int8"], "fp32", "Precision of the weights.")
 _LANES = Option(Literal[4, 8, 16], 4, "Floats in a vector register: 4 for NEON and SSE, 8 for AVX2, 16 for AVX-512.")
+_MEAN = Option(tuple[float, ...], (), "Mean of each channel, of pixels in [0, 1]. A run knows its own.")
+_STD = Option(tuple[float, ...], (), "Standard deviation of each channel, likewise.")
 
 FORMATS = {
     "packed": Format(".regrow", "regrow.files.packed:save", "a small file for regrow.load", {"dtype": _DTYPE}, False),
     "onnx": Format(".onnx", "regrow.export.onnx_file:onnx", "for other runtimes", {"sparse": _SPARSE}),
     "program": Format(".pt2", "regrow.export.torch_program:program", "for torch.export.load"),
     "c": Format(".c", "regrow.export.c_source:c", "a C99 file for devices", {"weights": _WEIGHTS, "lanes": _LANES}),
+    "wasm": Format(
+        "-web",
+        "regrow.export.wasm_module:wasm",
+        "a folder with a WebAssembly module for browsers and Node.js",
+        {"weights": _WEIGHTS, "mean": _MEAN, "std": _STD},
+        is_folder=True,
+    ),
 }

@@ -2,23 +2,24 @@
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from regrow.core.modules import any_batch, exportable
+from regrow.core.modules import any_batch, disagreement, exact_outputs, exportable
+from regrow.core.pruner import warn_if_unfinished
 from regrow.system import write_atomically
 
 TOLERANCE = 1e-4
-"""Largest accepted difference between ONNX Runtime and torch, relative to the largest output (or to 1 if smaller)."""
+"""Largest accepted difference between ONNX Runtime and torch, relative to the largest output."""
 
 _INDEX_BYTES = 8
 
@@ -38,6 +39,7 @@ def onnx(
     initializers: 12 bytes per non-zero instead of 4 per element. ONNX Runtime makes them dense when it loads the
     file, so this saves space, not time; a runtime that supports only dense initializers refuses the file.
     """
+    warn_if_unfinished(model)
     network, inputs = exportable(model, example_input)
     network, inputs = network.cpu(), tuple(value.cpu() for value in inputs)
     proto = _export(network, inputs)
@@ -88,24 +90,33 @@ def _make_sparse(proto: Any) -> None:
 def _compare(network: nn.Module, inputs: tuple[Tensor, ...], data: bytes) -> None:
     """Compare torch and ONNX Runtime on the example, on its first element, and on one element more than it has."""
     (runtime,) = _needed("onnxruntime")
-    session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    try:
+        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common class
+        kinds = {str(value.dtype) for value in network.parameters() if value.is_floating_point()} - {"torch.float32"}
+        hint = f" It lacks some operations in {', '.join(sorted(kinds))}: export model.float()." if kinds else ""
+        reason = str(error).partition("\n")[0]
+        raise RuntimeError(f"ONNX Runtime cannot run the model ({reason}): the file was not written.{hint}") from error
     names = [value.name for value in session.get_inputs()]
     for size in (len(inputs[0]), 1, len(inputs[0]) + 1):
         batch = [torch.cat([value, value])[:size] for value in inputs]
         results = session.run(None, {name: value.numpy() for name, value in zip(names, batch, strict=True)})
+        exact = cache(partial(exact_outputs, network, tuple(value.clone() for value in batch)))
         with torch.no_grad():
             expected = network(*batch)  # last, because it may change its input in place
-        for result, output in zip(results, pytree.tree_leaves(expected), strict=True):
-            _agree(result, output.numpy(), size)
+        for number, (result, output) in enumerate(zip(results, pytree.tree_leaves(expected), strict=True)):
+            _agree(torch.from_numpy(result), output, partial(_part, exact, number), size)
 
 
-def _agree(result: npt.NDArray[Any], expected: npt.NDArray[Any], size: int) -> None:
-    allowed = TOLERANCE * max(1.0, float(np.abs(expected).max(initial=0)))
-    error = float(np.abs(result - expected).max(initial=0)) if result.shape == expected.shape else float("inf")
-    if not error <= allowed:
+def _part(outputs: Callable[[], dict[int, Any]], number: int) -> Any:
+    return outputs().get(number)
+
+
+def _agree(result: Tensor, expected: Tensor, exact: Callable[[], Any], size: int) -> None:
+    if (found := disagreement(result, expected, exact, TOLERANCE)) is not None:
         raise RuntimeError(
-            f"ONNX Runtime differs from torch by {error:.2g} with a batch of {size}, where {allowed:.2g} is allowed: "
-            "the file was not written. Pass check=False to write it without this check."
+            f"ONNX Runtime differs from torch by {found[0]:.2g} with a batch of {size}, where {found[1]:.2g} is "
+            "allowed: the file was not written. Pass check=False to write it without this check."
         )
 
 

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from regrow.core.modules import any_batch, exportable
+from regrow.core.pruner import warn_if_unfinished
 from regrow.system import write_atomically
 
 
 def program(model: nn.Module, example_input: Tensor | tuple[Tensor, ...], path: str | Path) -> None:
     """Write `model` in evaluation mode for `torch.export.load(path).module()`, which accepts any batch size."""
+    warn_if_unfinished(model)
     network, inputs = exportable(model, example_input)
     with torch.no_grad():
         exported = torch.export.export(network, inputs, dynamic_shapes=any_batch(inputs))

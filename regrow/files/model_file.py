@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from regrow.core.modules import unwrap
+from regrow.models import registry
 from regrow.models.base import Architecture
-from regrow.models.registry import build
 from regrow.system import write_atomically
 
 RUN_MODEL = "model.safetensors"
@@ -110,6 +109,8 @@ def locate(path: str | Path) -> Path:
     """Return `path` itself, or the model file inside it if it is a run folder."""
     path = Path(path)
     found = path / RUN_MODEL if path.is_dir() else path
+    if path.is_dir() and found.is_symlink():
+        raise FormatError(f"{found} is a symbolic link. A run folder holds only files of its own: copy the file.")
     if not found.is_file():
         what = f"{path} has no {RUN_MODEL}" if path.is_dir() else f"{path} does not exist"
         raise FileNotFoundError(f"{what}. Give a model file or the folder of a finished run.")
@@ -199,21 +200,10 @@ def fill(model: nn.Module, state: dict[str, Tensor], architecture: Architecture,
 
 def skeleton(architecture: Architecture, tensors: int) -> nn.Module:
     """Build the network of `architecture`, which should have `tensors` tensors, without memory for its weights."""
-    depth = max(map(int, re.findall(r"\d{1,9}", architecture.name)), default=0)
+    depth = max(map(int, re.findall(r"\d+", architecture.name[:100])), default=0)
     if depth > max(_ALWAYS_ALLOWED_DEPTH, tensors):
-        raise ValueError(f"{architecture.name} has more layers than the {tensors} tensors that were given")
-    options: dict[str, Any] = dict(architecture.options)
-    with torch.device("meta"), _WithoutFilling():
-        return build(architecture.name, **options)
-
-
-class _WithoutFilling(TorchFunctionMode):
-    """Skips random initialization, which on the meta device does nothing but import modules for a second."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (Tensor.normal_, Tensor.uniform_):
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        raise ValueError(f"{architecture.name[:100]} has more layers than the {tensors} tensors that were given")
+    return registry.skeleton(architecture.name, dict(architecture.options))
 
 
 def difference(model: nn.Module, state: Mapping[str, Tensor]) -> str:

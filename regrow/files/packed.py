@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from torch import Tensor, nn
 
+from regrow.core.pruner import warn_if_unfinished
 from regrow.files.model_file import (
     MAGIC,
     PACKED,
@@ -93,6 +94,8 @@ def save(source: nn.Module | Mapping[str, Tensor] | str | Path, path: str | Path
     if not isinstance(source, nn.Module | Mapping | str | Path):
         raise TypeError(f"save takes a module, a state dict or the folder of a run, got {type(source).__name__}.")
     model = load(source) if isinstance(source, str | Path) else source
+    if isinstance(source, nn.Module):
+        warn_if_unfinished(source)
     state, architecture = contents(model)
     known = known_of(skeleton(architecture, len(state))) if architecture else None
     named = [architecture.name, dict(architecture.options)] if architecture else []

@@ -2,10 +2,10 @@
 
 A compressed phase begins with a new mask, of the largest weights over all layers, and keeps it. A decompressed phase
 trains all weights: pruned ones start from zero, and the momentum of the whole optimizer is reset. The default phases
-are those of the authors for ImageNet (100 epochs) as shares of training: 10 % dense, then by turns 5 % sparse and 5 %
-dense until 75 %, then 10 % dense and 15 % sparse. On CIFAR (200 epochs) the authors switch at 0.05, 0.15, 0.25, ...,
-0.85. Different from the authors' code: counts are exact, the last linear layer stays dense (`include_last=True` prunes
-it as they do), and a phase may begin within an epoch.
+are those of the authors for ImageNet (100 epochs) as fractions of training: 10 % dense, then alternately 5 % sparse and
+5 % dense until 75 %, then 10 % dense and 15 % sparse. On CIFAR (200 epochs) the authors switch at 0.05, 0.15, 0.25,
+..., 0.85. Different from the authors' code: counts are exact, the last linear layer stays dense (`include_last=True`
+prunes it as they do), and a phase may begin within an epoch.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from typing import Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.methods.about import About
-from regrow.methods.options import Options
+from regrow.core.options import MethodInfo, PrunerOptions
 from regrow.methods.phases import Phases
 
 _IMAGENET = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.85)
 
 
 class ACDC(Phases):
-    """Trains `model` sparse and dense by turns; `total_steps` is the length of training.
+    """Trains `model` sparse and dense in turn; `total_steps` is the length of training.
 
-    `switches` are shares of it. The first sparse phase begins at the first share, each of the others ends one phase and
+    `switches` are fractions of it. The first one begins the first sparse phase, each of the others ends a phase and
     begins the next, and the last one begins the final sparse phase: their number is odd.
     """
 
-    about = About(
+    info = MethodInfo(
         paper="Peste et al. 2021",
         when="at the start of each phase",
         score="magnitude",
@@ -45,11 +44,11 @@ class ACDC(Phases):
         sparsity: float,
         total_steps: int | None = None,
         switches: tuple[float, ...] = _IMAGENET,
-        **options: Unpack[Options],
+        **options: Unpack[PrunerOptions],
     ) -> None:
         if len(switches) % 2 == 0:
             raise ValueError(
-                f"ACDC ends with a sparse phase: switches must be an odd number of shares, got {len(switches)}"
+                f"ACDC ends with a sparse phase: switches must be an odd number of fractions, got {len(switches)}"
             )
         super().__init__(model, optimizer, sparsity=sparsity, total_steps=total_steps, switches=switches, **options)
 

@@ -19,21 +19,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.checks import check_amount, warn
-from regrow.methods.about import About
-from regrow.methods.rewire import Rewire, RewireOptions
+from regrow.core.options import MethodInfo
+from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
 
 
-class DeepR(Rewire):
-    """Samples the connections of `model` together with their weights; `total` is the length of training in steps."""
+class DeepR(DropAndGrow):
+    """Samples the connections of `model` together with their weights; `total_steps` is the length of training."""
 
-    about = About(
+    info = MethodInfo(
         paper="Bellec et al. 2018",
         when="every step",
         score="drop: change of sign; grow: random",
         cost="two draws and two selections per layer, every step",
     )
-    fresh_momentum = True
-    shared = (*Rewire.shared, "l1", "temperature", "eta")
+    resets_momentum = True
+    resume_options = (*DropAndGrow.resume_options, "l1", "temperature", "eta")
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class DeepR(Rewire):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        total: int | None = None,
+        total_steps: int | None = None,
         l1: float = 1e-5,
         temperature: tuple[float, float] = (1e-5, 1e-15),
         eta: float = 0.01,
-        **options: Unpack[RewireOptions],
+        **options: Unpack[DropAndGrowOptions],
     ) -> None:
         self.l1, self.eta = check_amount("l1", l1, zero=True), check_amount("eta", eta, zero=True)
         if not isinstance(temperature, tuple | list) or len(temperature) != 2:
@@ -53,7 +53,7 @@ class DeepR(Rewire):
         hot, cold = (check_amount("each temperature", each) for each in temperature)
         self.temperature = hot, cold
         self._before: dict[str, Tensor] = {}
-        super().__init__(model, optimizer, sparsity=sparsity, every=1, total=total, **options)
+        super().__init__(model, optimizer, sparsity=sparsity, every=1, total_steps=total_steps, **options)
         if decays := [group["weight_decay"] for group in self.optimizer.param_groups if group.get("weight_decay")]:
             warn(f"DeepR has its L1 term in place of weight decay, and this optimizer decays by {decays[0]:g} as well.")
 
@@ -66,7 +66,7 @@ class DeepR(Rewire):
         # Gradients that a fused step is to unscale itself.
         scale = float(getattr(self.optimizer, "grad_scale", None) or 1.0)
         for name, target in self.targets.items():
-            self._before[name] = target.held.sign()
+            self._before[name] = target.local.sign()
             if target.grad is not None:
                 target.grad.add_(self._before[name], alpha=self.l1 * scale)
                 target.grad.add_(self._noise(name, self.step + 1).to(target.grad.dtype), alpha=scale)
@@ -74,11 +74,11 @@ class DeepR(Rewire):
     def _noise(self, name: str, t: int) -> Tensor:
         """Return the noise on the gradients of step `t`, on active weights only."""
         hot, cold = self.temperature
-        size = (2 * self.eta * hot * (cold / hot) ** (t / self.total)) ** 0.5
+        size = (2 * self.eta * hot * (cold / hot) ** (t / self.total_steps)) ** 0.5
         noise: Tensor = torch.special.ndtri(self.draw(name, t, "noise")).mul_(size)
         return noise * self.masks[name]
 
-    def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
+    def drop_and_grow(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Drop the weights that crossed zero, grow as many at random where there was none."""
         for name, mask in self.masks.items():
             weight = self.weights[name]

@@ -1,4 +1,4 @@
-"""Nothing is pruned: the baseline, with the same hooks, names and statistics as the methods beside it."""
+"""The dense baseline: nothing is pruned, with the same hooks, names and statistics as the other methods."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from regrow.core.options import MethodInfo
+from regrow.core.pruner import Pruner
+from regrow.core.targets import Names, TargetSpec
 from regrow.core.weights import Memory
-from regrow.host.targets import TargetSpec
-from regrow.methods.about import About
-from regrow.methods.pruner import Pruner
 
 
 class Dense(Pruner):
-    """Leaves `model` as it is; what it would count as pruned is chosen as for every method."""
+    """Prunes nothing; targets are chosen as in every method."""
 
-    about = About(
+    info = MethodInfo(
         paper="",
         when="never",
         score="none",
         cost="nothing",
     )
     memory = Memory.SOFT  # nothing is masked, so there is nothing to do after a step
+    takes_sparsity = False
+    ignores_options = True
 
     def __init__(
         self,
@@ -29,11 +31,20 @@ class Dense(Pruner):
         optimizer: Optimizer,
         *,
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
-        group: dist.ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__(model, optimizer, sparsity=0.0, targets=targets, include_last=include_last, group=group)
+        super().__init__(
+            model,
+            optimizer,
+            sparsity=0.0,
+            targets=targets,
+            exclude=exclude,
+            include_last=include_last,
+            process_group=process_group,
+        )
 
-    def due(self, t: int) -> bool:
-        """Never."""
+    def updates_at(self, t: int) -> bool:
+        """Return False: there are no masks."""
         return False

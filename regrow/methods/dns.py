@@ -19,13 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.checks import check_amount, check_share
-from regrow.choices.random import uniform
+from regrow.checks import check_amount, check_fraction
+from regrow.core.options import MethodInfo, PrunerOptions
+from regrow.core.pruner import Pruner
+from regrow.core.random import uniform
 from regrow.core.schedule import Schedule
 from regrow.core.weights import Memory
-from regrow.methods.about import About
-from regrow.methods.options import Options
-from regrow.methods.pruner import Pruner
 
 
 class DNS(Pruner):
@@ -34,7 +33,7 @@ class DNS(Pruner):
     `margin` is half the relative distance between the two thresholds, `gamma` how fast mask updates become rare.
     """
 
-    about = About(
+    info = MethodInfo(
         paper="Guo et al. 2016",
         when="every `every` steps with probability 1/(1 + γt)",
         score="magnitude of the dense weights, against two thresholds",
@@ -42,7 +41,7 @@ class DNS(Pruner):
     )
     memory = Memory.KEEP
     period = 1
-    shared = (*Pruner.shared, "margin", "gamma", "seed")
+    resume_options = (*Pruner.resume_options, "margin", "gamma", "seed")
 
     def __init__(
         self,
@@ -50,19 +49,19 @@ class DNS(Pruner):
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int | Literal["auto"] = 1,
+        every: int | Literal["auto"] = "auto",
         margin: float = 0.1,
         gamma: float = 1e-4,
         seed: int = 0,
-        **options: Unpack[Options],
+        **options: Unpack[PrunerOptions],
     ) -> None:
-        self.margin, self.gamma = check_share("margin", margin), check_amount("gamma", gamma, zero=True)
+        self.margin, self.gamma = check_fraction("margin", margin), check_amount("gamma", gamma, zero=True)
         if margin == 1:
             raise ValueError("margin must be below 1: with 1 nothing is ever pruned")
         self.seed = seed
         super().__init__(model, optimizer, sparsity=sparsity, every=every, **options)
 
-    def due(self, t: int) -> bool:
+    def updates_at(self, t: int) -> bool:
         """Return whether the masks are updated after step `t`, drawn alike on every process and in every rerun."""
         if t % self.every:
             return False

@@ -1,11 +1,11 @@
 """DSD, dense-sparse-dense training (Han et al. 2017): a sparse phase regularizes a network that ends dense.
 
 The smallest weights are pruned once and the others are trained with that mask; then all weights are trained again,
-pruned ones from zero. Momentum is reset when a phase begins, as if each were a training of its own, which it is for
-the authors: they train the first phase to convergence and choose the length of each by hand. Here the phases are half,
-a quarter and a quarter of training by default. The authors lower the learning rate to a tenth for the last phase; here
-the training loop decides. Different from the authors, too: one count over all layers instead of the same share of each
-(`scope="layer"`; 0.3 in the paper's ImageNet models), and the last linear layer stays dense.
+pruned ones from zero. Momentum is reset when a phase begins, as if each were a training of its own, which it is for the
+authors: they train the first phase to convergence and choose the length of each by hand. Here the phases are half, a
+quarter and a quarter of training by default. The authors lower the learning rate to a tenth for the last phase; here
+the training loop decides. Different from the authors, too: one count over all layers instead of the same fraction of
+each (`scope="layer"`; 0.3 in the paper's ImageNet models), and the last linear layer stays dense.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from typing import Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.methods.about import About
-from regrow.methods.options import Options
+from regrow.core.options import MethodInfo, PrunerOptions
 from regrow.methods.phases import Phases
 
 
 class DSD(Phases):
     """Trains `model` dense, sparse and dense again; `total_steps` is the length of training.
 
-    `switches` are the shares of it at which the sparse phase begins and ends. The trained model is dense.
+    `switches` are the fractions of it at which the sparse phase begins and ends. The trained model is dense.
     """
 
-    about = About(
+    info = MethodInfo(
         paper="Han et al. 2017",
         when="once; nothing stays pruned",
         score="magnitude",
@@ -42,10 +41,10 @@ class DSD(Phases):
         sparsity: float,
         total_steps: int | None = None,
         switches: tuple[float, float] = (0.5, 0.75),
-        **options: Unpack[Options],
+        **options: Unpack[PrunerOptions],
     ) -> None:
         if len(switches) != 2:
-            raise ValueError(f"DSD has one sparse phase: switches must be two shares, got {len(switches)}")
+            raise ValueError(f"DSD has one sparse phase: switches must be two fractions, got {len(switches)}")
         super().__init__(model, optimizer, sparsity=sparsity, total_steps=total_steps, switches=switches, **options)
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:

@@ -1,9 +1,9 @@
-"""Dynamic sparse reparameterisation (Mostafa & Wang 2019): one adaptive threshold drops, random growth redistributes.
+"""Dynamic sparse reparameterization (Mostafa & Wang 2019): one adaptive threshold drops, random growth redistributes.
 
 Defaults are the authors': random masks of one density, all below a threshold H go, H doubles or halves to drop about
-N connections per update (`drop`), layers grow in proportion to what survived in them. The period `every` doubles at
-12.5, 40 and 70 % of training (`doublings`) and nothing moves in its last 5 %. The first convolution, 1x1 shortcuts and
-the last linear layer stay dense. These are the authors' settings for WRN-28-2; for ResNet-50 (batch 256) they are
+N connections per update (`drop_count`), layers grow in proportion to what survived in them. The period `every` doubles
+at 12.5, 40 and 70 % of training (`doublings`) and nothing moves in its last 5 %. The first convolution, 1x1 shortcuts
+and the last linear layer stay dense. These are the authors' settings for WRN-28-2; for ResNet-50 (batch 256) they are
 `every=1000, doublings=(0.25, 0.5, 0.75), include_last=True`.
 New connections start with weight and momentum zero: the authors multiply the mask into the forward pass, so that
 inactive weights receive no gradient and their momentum fades.
@@ -21,29 +21,29 @@ from typing import Any, Literal, Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.checks import check_amount, check_count, check_share
-from regrow.choices.budget import allocate
-from regrow.host.targets import find_targets
-from regrow.methods.about import About
-from regrow.methods.rewire import Rewire, RewireOptions
+from regrow.checks import check_amount, check_count, check_fraction
+from regrow.core.budget import split_exactly
+from regrow.core.options import MethodInfo
+from regrow.core.targets import find_targets
+from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
 
 _SHORTCUT = re.compile(r"shortcut|downsample|skip|proj", re.IGNORECASE)
 
 
-class DSR(Rewire):
-    """Moves connections of `model` between places and layers; `total` is the length of training in steps."""
+class DSR(DropAndGrow):
+    """Moves connections of `model` between places and layers; `total_steps` is the length of training."""
 
-    about = About(
+    info = MethodInfo(
         paper="Mostafa & Wang 2019",
-        when="every `every` steps (doubling), until 95 % of `total`",
+        when="every `every` steps (doubling), until 95 % of `total_steps`",
         score="drop: one adaptive threshold; grow: random",
         cost="one comparison, one draw and one selection per layer",
         budget="uniform at first, then by what survives",
     )
     period = 100
     until = 0.95
-    fresh_momentum = True  # at the authors inactive weights get no gradient, so there is none to inherit
-    shared = (*Rewire.shared, "drop", "doublings")
+    resets_momentum = True  # at the authors inactive weights get no gradient, so there is none to inherit
+    resume_options = (*DropAndGrow.resume_options, "drop_count", "doublings")
 
     def __init__(
         self,
@@ -51,30 +51,30 @@ class DSR(Rewire):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | Literal["auto"] = 100,
-        total: int | None = None,
-        drop: int | None = None,
+        every: int | Literal["auto"] = "auto",
+        total_steps: int | None = None,
+        drop_count: int | None = None,
         threshold: float = 1e-3,
         doublings: tuple[float, ...] = (0.125, 0.4, 0.7),
-        **options: Unpack[RewireOptions],
+        **options: Unpack[DropAndGrowOptions],
     ) -> None:
         if options.get("targets") is None:
             options["targets"] = _authors_targets(model, include_last=options.get("include_last", False))
-        if drop is not None:
-            check_count("drop", drop, "connections per update", least=0)
-        self.doublings = tuple(check_share("each of doublings", share) for share in doublings)
-        self.drop, self.threshold = drop or 0, check_amount("threshold", threshold)
-        super().__init__(model, optimizer, sparsity=sparsity, every=every, total=total, **options)
-        if drop is None:
-            self.drop = round(sum(target.param.numel() for target in self.targets.values()) * 20_000 / 1_460_000)
+        if drop_count is not None:
+            check_count("drop_count", drop_count, "connections per update", least=0)
+        self.doublings = tuple(check_fraction("each of doublings", fraction) for fraction in doublings)
+        self.drop_count, self.threshold = drop_count or 0, check_amount("threshold", threshold)
+        super().__init__(model, optimizer, sparsity=sparsity, every=every, total_steps=total_steps, **options)
+        if drop_count is None:
+            self.drop_count = round(sum(target.param.numel() for target in self.targets.values()) * 20_000 / 1_460_000)
 
-    def due(self, t: int) -> bool:
-        """Return whether connections move at step `t`."""
-        period = self.every * 2 ** sum(t >= share * self.total for share in self.doublings)
-        return t == 0 or (t % period == 0 and t < self.until * self.total)
+    def updates_at(self, t: int) -> bool:
+        """Return whether connections move after step `t`."""
+        period = self.every * 2 ** sum(t >= fraction * self.total_steps for fraction in self.doublings)
+        return t == 0 or (t % period == 0 and t < self.until * self.total_steps)
 
-    def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
-        """Drop all below the threshold, grow as many at random where there was nothing."""
+    def drop_and_grow(self, t: int) -> Iterator[tuple[str, Tensor]]:
+        """Drop all weights below the threshold, grow as many at random free places."""
         masks = dict(self.masks)
         free = self.shards.counts(~mask for mask in masks.values())
         active = sum(self.shards.counts(masks.values()))
@@ -85,11 +85,11 @@ class DSR(Rewire):
             if moved <= sum(free):
                 break
             self.threshold /= 2
-        if moved < 0.9 * self.drop:
+        if moved < 0.9 * self.drop_count:
             self.threshold *= 2
-        elif moved > 1.1 * self.drop:
+        elif moved > 1.1 * self.drop_count:
             self.threshold /= 2
-        grown = allocate(moved, survivors, free)
+        grown = split_exactly(moved, survivors, free)
         for (name, keep), count in zip(kept.items(), grown, strict=True):
             yield name, keep | self.keep_largest(name, self.draw(name, t), ~masks[name], count)
 
@@ -104,17 +104,17 @@ class DSR(Rewire):
         return {"threshold": self.threshold}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take the threshold back."""
+        """Restore the threshold."""
         self.threshold = state["threshold"]
 
 
 def _authors_targets(model: nn.Module, *, include_last: bool) -> list[str]:
-    """Name the default targets but the first one and 1x1 convolutions whose name says that they are shortcuts."""
+    """Return the default targets without the first one and 1x1 convolutions that are named like shortcuts."""
     first, *others = find_targets(model, include_last=include_last)
     sparse = [target.name for target in others if not (_SHORTCUT.search(target.name) and _is_1x1(target.param))]
     return sparse or [first.name]
 
 
 def _is_1x1(weight: Tensor) -> bool:
-    """Tell a convolution of one place; the projections of attention (`q_proj`) are linear layers."""
+    """Return whether this is a 1x1 convolution; the projections of attention (`q_proj`) are linear layers."""
     return weight.ndim > 2 and weight.shape[2:].numel() == 1

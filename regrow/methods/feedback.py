@@ -1,4 +1,4 @@
-"""Error feedback for any compressor, of which a mask is the special case (Section 4 covers them all).
+"""Error feedback for any compressor, not only masks (Section 4 covers them all).
 
 The gradient is evaluated at ŵ = C(w) and applied to w: with `Sign` this is BinaryConnect (Courbariaux et al. 2015)
 without its clipping of w, with `Uniform` quantization-aware training with a straight-through gradient, with a mask of
@@ -15,26 +15,25 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.choices.decay import Decay
-from regrow.core.masks import Masks
-from regrow.core.state import name_of
+from regrow.compressors import Compressor, parse_compressor
+from regrow.core.distributed import is_sharded
+from regrow.core.hooks import WeightDecayAt
+from regrow.core.options import MethodInfo
+from regrow.core.pruner import Pruner
+from regrow.core.state import Masks, stable_name
+from regrow.core.targets import Names, Target, TargetSpec
 from regrow.core.weights import Memory, Weight
-from regrow.host.shards import is_sharded
-from regrow.host.targets import Target, TargetSpec
-from regrow.methods.about import About
-from regrow.methods.compressors import Compressor, parse_compressor
-from regrow.methods.pruner import Pruner
 
 
 class Feedback(Pruner):
     """Keeps C(w) in `model` while `optimizer` trains w; C is `compressor`, any function of one weight tensor.
 
-    `regrow.Sign()`, `regrow.Uniform(bits)`, `regrow.NM(n, m)` and `regrow.LowRank(rank)` are ready to use, by name
-    too ("sign", "4 bits", "2:4", "rank 8"). Of `stats()` δ_t is the compressor's quality ‖w − ŵ‖² / ‖w‖², and sparsity
-    counts the zeros that it made.
+    `regrow.compressors` has `Sign()`, `Uniform(bits)`, `NM(n, m)` and `LowRank(rank)`, which can also be passed by name
+    ("sign", "4 bits", "2:4", "rank 8"). In `stats()`, δ_t is the compressor's error ‖w − ŵ‖² / ‖w‖², and sparsity
+    counts the zeros in C(w).
     """
 
-    about = About(
+    info = MethodInfo(
         paper="Courbariaux et al. 2015; Section 4",
         when="every step",
         score="any compressor C(w)",
@@ -42,7 +41,9 @@ class Feedback(Pruner):
         budget="what the compressor leaves",
     )
     memory = Memory.KEEP
-    shared = (*Pruner.shared, "compression")
+    takes_sparsity = False
+    has_mask = False
+    resume_options = (*Pruner.resume_options, "compression")
 
     def __init__(
         self,
@@ -51,30 +52,32 @@ class Feedback(Pruner):
         *,
         compressor: Compressor | str,
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
-        decay: Decay = "dense",
-        group: dist.ProcessGroup | None = None,
+        weight_decay_at: WeightDecayAt = "dense",
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self.compressor = parse_compressor(compressor) if isinstance(compressor, str) else compressor
-        self.compression = name_of(self.compressor)
+        self.compression = stable_name(self.compressor)
         super().__init__(
             model,
             optimizer,
             sparsity=0.0,
             targets=targets,
+            exclude=exclude,
             include_last=include_last,
-            decay=decay,
-            group=group,
+            weight_decay_at=weight_decay_at,
+            process_group=process_group,
         )
 
-    def due(self, t: int) -> bool:
-        """Never: there is no mask, every step compresses anew."""
+    def updates_at(self, t: int) -> bool:
+        """Return False: there is no mask, and every step compresses w."""
         return False
 
-    def hold(self, target: Target) -> Weight:
-        """Return what keeps C(w) in the parameter and w behind it."""
+    def make_weight(self, target: Target) -> Weight:
+        """Return the object that stores C(w) in the parameter and w beside it."""
         if is_sharded(target.param):
-            raise TypeError(f"{target.name} is sharded, and a compressor sees whole tensors: use DDP instead")
+            raise TypeError(f"{target.name} is sharded, and a compressor needs whole tensors: use DDP instead")
         return _Compressed(target, self.compressor)
 
     @property
@@ -83,15 +86,15 @@ class Feedback(Pruner):
         return Masks({name: weight.pruned != 0 for name, weight in self._weights.items()})
 
     def freeze(self) -> None:
-        """Refuse: a compressor has no mask that could be fixed."""
+        """Raise a TypeError: a compressor has no mask that could be fixed."""
         raise TypeError("Feedback has no mask to freeze: detach() leaves the model compressed")
 
     def extra_state(self) -> dict[str, Any]:
-        """Return w itself: unlike with a mask, ŵ and an error do not give it back exactly."""
+        """Return w itself: unlike with a mask, it cannot be recovered exactly from ŵ and an error."""
         return {name: weight.clone() for name, weight in self.weights.items()}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take w back."""
+        """Restore w."""
         for name, weight in self.weights.items():
             weight.copy_(state[name])
 
@@ -102,16 +105,16 @@ class _Compressed(Weight):
         _check(target, compressor)
         super().__init__(target, Memory.KEEP)
 
-    def intact(self, step: int) -> bool:
-        return True  # what a compressor makes of w is not known from a few elements
+    def sample_matches(self, step: int) -> bool:
+        return True  # a compressor needs all elements
 
-    def write(self) -> None:
+    def compute_pruned(self) -> None:
         with torch.no_grad():
             self.pruned.copy_(self._compressor(self.source))
 
-    def adopt(self) -> bool:
-        self.bind()
-        # An average swapped in and back leaves C(w), behind which w is still right.
+    def accept_external_write(self) -> bool:
+        self.bind_storage()
+        # After swapping an average in and back, the parameter holds C(w) and w is still valid.
         if not torch.equal(self.pruned, self._compressor(self.source)):
             self.source.copy_(self.pruned)
         return False

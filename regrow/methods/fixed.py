@@ -1,4 +1,4 @@
-"""A mask that is given and stays: fine-tuning with another optimizer, retraining a found mask."""
+"""Given masks that never change, for fine-tuning with another optimizer or for retraining a found mask."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.core.masks import Masks
 from regrow.core.modules import clean_name
-from regrow.methods.about import About
-from regrow.methods.pruner import Pruner
+from regrow.core.options import MethodInfo
+from regrow.core.pruner import Pruner
+from regrow.core.state import Masks
 
 
 class Fixed(Pruner):
-    """Keeps exactly the weights that `masks` names (for example another pruner's `masks`) and no others."""
+    """Keeps the weights in `masks`, for example another pruner's `masks`, and prunes all others."""
 
-    about = About(
+    info = MethodInfo(
         paper="",
         when="once, when attached",
         score="given masks",
         cost="nothing",
     )
+    takes_sparsity = False
+    takes_masks = True
 
     def __init__(
         self,
@@ -30,23 +32,25 @@ class Fixed(Pruner):
         optimizer: Optimizer,
         masks: Mapping[str, Tensor],
         *,
-        group: dist.ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self._given = Masks({clean_name(name): mask for name, mask in masks.items()}).clone()
-        super().__init__(model, optimizer, sparsity=self._given.sparsity, targets=list(self._given), group=group)
+        super().__init__(
+            model, optimizer, sparsity=self._given.sparsity, targets=list(self._given), process_group=process_group
+        )
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Return the given masks."""
         for name, mask in self._given.items():
             if name not in self.targets:
-                raise ValueError(f"a mask is named like its parameter, such as {next(iter(self.targets))}; got {name}")
-            if self.targets[name].part(mask).shape != self.targets[name].held.shape:
+                raise ValueError(f"masks need names of parameters, such as {next(iter(self.targets))}; got {name}")
+            if self.targets[name].part(mask).shape != self.targets[name].local.shape:
                 shape = tuple(self.targets[name].param.shape)
                 raise ValueError(f"the mask of {name} has shape {tuple(mask.shape)}, the weight has {shape}")
         parts = {name: self.targets[name].part(mask) for name, mask in self._given.items()}
         self.requested = 1 - sum(self.shards.counts(parts.values())) / sum(self.shards.sizes(parts.values()))
         return parts.items()
 
-    def due(self, t: int) -> bool:
-        """Set the masks once."""
+    def updates_at(self, t: int) -> bool:
+        """Return whether this is the start."""
         return t == 0

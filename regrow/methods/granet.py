@@ -1,12 +1,13 @@
 """GraNet (Liu et al. 2021): gradual pruning in which connections regenerate after every pruning step.
 
-Every `every` steps the smallest weights over all layers go until the sparsity of a cubic ramp is met. Then a share of
-each layer's connections, the smallest, is dropped, and as many grow where the gradient is largest. Defaults are those
-of the authors for CIFAR-10: a random start at 50 % with ERK densities (`initial_sparsity=0` starts dense), a ramp over
-the first half of training (ImageNet: `ramp_end=0.3`), an update every 1,000 steps (ImageNet: 4,000), and a share of 0.5
-that falls to 0.005 by half a cosine. New connections start with weight and momentum zero; one that is dropped and grows
-back at once keeps both, as in the authors' code. Different from that code: counts are exact, an update is due when the
-ramp ends whatever `every` is and none at the end of training, and the last linear layer stays dense.
+Every `every` steps the smallest weights over all layers go until the sparsity of a cubic ramp is met. Then a fraction
+of each layer's connections, the smallest, is dropped, and as many grow where the gradient is largest. Defaults are
+those of the authors for CIFAR-10: a random start at 50 % with ERK densities (`initial_sparsity=0` starts dense), a ramp
+over the first half of training (ImageNet: `ramp_end=0.3`), an update every 1,000 steps (ImageNet: 4,000), and a
+fraction of 0.5 that falls to 0.005 by half a cosine. New connections start with weight and momentum zero; one that is
+dropped and grows back at once keeps both, as in the authors' code. Different from that code: counts are exact, an
+update is due when the ramp ends whatever `every` is and none at the end of training, and the last linear layer stays
+dense.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.checks import check_share
-from regrow.choices.budget import Allotment
+from regrow.checks import check_fraction
+from regrow.core.budget import Budget
+from regrow.core.options import MethodInfo, check_constant, required_total
 from regrow.core.schedule import Cubic, Schedule, check_sparsity
-from regrow.methods.about import About
-from regrow.methods.options import check_constant, needed
-from regrow.methods.rewire import Rewire, RewireOptions
+from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
 
 
-class GraNet(Rewire):
+class GraNet(DropAndGrow):
     """Prunes `model` gradually and regrows by the gradient; `total_steps` is the length of training.
 
     `scope` splits the random start at `initial_sparsity`; after that all layers compete.
     """
 
-    about = About(
+    has_own_schedule = True
+    info = MethodInfo(
         paper="Liu et al. 2021",
         when="every `every` steps, not at the end",
         score="drop: magnitude; grow: dense gradient",
@@ -42,7 +43,7 @@ class GraNet(Rewire):
     )
     scope = "erk"
     period = 1000
-    shared = (*Rewire.shared, "drop_fraction")
+    resume_options = (*DropAndGrow.resume_options, "drop_fraction")
 
     def __init__(
         self,
@@ -50,50 +51,49 @@ class GraNet(Rewire):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | Literal["auto"] = 1000,
+        every: int | Literal["auto"] = "auto",
         total_steps: int | None = None,
         initial_sparsity: float = 0.5,
         ramp_end: float = 0.5,
         drop_fraction: float = 0.5,
-        **options: Unpack[RewireOptions],
+        **options: Unpack[DropAndGrowOptions],
     ) -> None:
-        meaning = "the optimizer steps of the whole training: epochs * len(loader)"
-        total = needed(self, total_steps, "total_steps", meaning)
+        total = required_total(self, total_steps)
         check_constant(self, sparsity, "has a ramp of its own")
         check_sparsity(initial_sparsity, "initial_sparsity")
         if initial_sparsity > sparsity:
             raise ValueError(f"initial_sparsity must be at most the sparsity {sparsity:g}, got {initial_sparsity:g}")
-        self.drop_fraction = check_share("drop_fraction", drop_fraction)
-        self._end = max(round(check_share("ramp_end", ramp_end) * total), 1)
+        self.drop_fraction = check_fraction("drop_fraction", drop_fraction)
+        self._end = max(round(check_fraction("ramp_end", ramp_end) * total), 1)
         self._initial = initial_sparsity
         self._gradients: dict[str, Tensor] = {}
-        super().__init__(model, optimizer, sparsity=sparsity, every=every, total=total, **options)
+        super().__init__(model, optimizer, sparsity=sparsity, every=every, total_steps=total, **options)
 
     def ramp(self, sparsity: float) -> Schedule:
         """Return the cubic ramp from `initial_sparsity` to `sparsity`."""
         return Cubic(sparsity, end=self._end, initial=self._initial)
 
-    def due(self, t: int) -> bool:
+    def updates_at(self, t: int) -> bool:
         """Return whether connections go or move after step `t`."""
-        return t == self._end or super().due(t)
+        return t == self._end or super().updates_at(t)
 
     @torch.no_grad()
     def before_update(self) -> None:
         """Keep the gradients of a step after which connections grow."""
         super().before_update()
-        if self.due(self.step + 1) and not self._frozen:
+        if self.updates_at(self.step + 1) and not self._frozen:
             self._gradients = self.copied_gradients()
 
-    def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
-        """Prune to the ramp's sparsity, then drop a share of each layer and grow as many by |gradient|."""
+    def drop_and_grow(self, t: int) -> Iterator[tuple[str, Tensor]]:
+        """Prune to the ramp's sparsity, then drop a fraction of each layer and grow as many by |gradient|."""
         least = min(0.005, self.drop_fraction)
-        share = least + (self.drop_fraction - least) * (1 + math.cos(math.pi * t / self.total)) / 2
+        fraction = least + (self.drop_fraction - least) * (1 + math.cos(math.pi * t / self.total_steps)) / 2
         gradients, self._gradients = self._gradients, {}
-        pruned = Allotment("global").keep_top(self.weights, self.schedule(t), shards=self.shards, among=self.masks)
+        pruned = Budget("global").keep_top(self.weights, self.schedule(t), shards=self.shards, among=self.masks)
         left, masks = dict(pruned), {}
         for name, mask in left.items():
             active = self.count(mask)
-            moved = math.ceil(share * active)
+            moved = math.ceil(fraction * active)
             kept = self.keep_largest(name, self.weights[name], mask, active - moved)
             score = gradients.get(name, torch.zeros_like(mask, dtype=torch.float32))
             masks[name] = kept | self.keep_largest(name, score, ~kept, moved)
@@ -101,5 +101,5 @@ class GraNet(Rewire):
         for name, mask in masks.items():  # after the last selection: NaN in a layer changes none
             grown = mask & ~left[name]
             self.weights[name].masked_fill_(grown, 0)
-            self._forget_momentum(name, grown)
+            self._reset_momentum(name, grown)
             yield name, mask

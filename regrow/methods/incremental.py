@@ -14,19 +14,18 @@ from typing import Literal, Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.core.options import EPOCH, MethodInfo, PrunerOptions
+from regrow.core.pruner import Pruner
 from regrow.core.schedule import Schedule
-from regrow.methods.about import About
-from regrow.methods.options import EPOCH, Options, needed_period
-from regrow.methods.pruner import Pruner
 
 
 class Incremental(Pruner):
     """Prunes more and more of `model` while `optimizer` trains it; what is pruned stays pruned (m_{t+1} <= m_t).
 
-    `every` is the number of optimizer steps between masks: pass `len(loader)` for once per epoch.
+    `every` is the number of optimizer steps between masks: `len(loader)` is once per epoch, as in the comparison.
     """
 
-    about = About(
+    info = MethodInfo(
         paper="Zhu & Gupta 2017",
         when="every `every` steps along a ramp",
         score="magnitude of what is left",
@@ -41,10 +40,10 @@ class Incremental(Pruner):
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int | Literal["auto"] | None = None,
-        **options: Unpack[Options],
+        every: int | Literal["auto"] = "auto",
+        **options: Unpack[PrunerOptions],
     ) -> None:
-        super().__init__(model, optimizer, sparsity=sparsity, every=needed_period(self, every), **options)
+        super().__init__(model, optimizer, sparsity=sparsity, every=every, **options)
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the largest of the weights that are left; a schedule that falls gives nothing back."""

@@ -7,29 +7,31 @@ of stopping there, and the last level drops just what the requested sparsity nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from regrow.checks import check_share, check_steps
-from regrow.choices.budget import Allotment, Scope
-from regrow.core.masks import Masks
-from regrow.core.schedule import check_sparsity
+from regrow.analysis.costs import account
+from regrow.checks import check_fraction, check_steps
+from regrow.core.bits import pack, unpack
+from regrow.core.budget import Budget, Scope
+from regrow.core.distributed import SINGLE_PROCESS, is_sharded
+from regrow.core.hooks import StepHooks
+from regrow.core.options import MethodInfo
+from regrow.core.schedule import Schedule, check_sparsity
+from regrow.core.state import Masks
+from regrow.core.targets import TargetSpec, find_targets
 from regrow.core.weights import Memory
-from regrow.host.layout import pack, unpack
-from regrow.host.shards import ALONE, is_sharded
-from regrow.host.steps import Steps
-from regrow.host.targets import TargetSpec, find_targets
-from regrow.methods.about import About
 
+Result = TypeVar("Result")
 Train = Callable[[nn.Module, Masks, int], Any]
 
 
@@ -42,21 +44,21 @@ class Level:
 
     @property
     def sparsity(self) -> float:
-        """The share of targeted weights that is pruned."""
+        """Fraction of the targeted weights that is pruned."""
         return self.masks.sparsity
 
 
-def level_sparsities(sparsity: float, drop: float) -> list[float]:
-    """Return the sparsities of the levels, from dense to `sparsity`, each without a share `drop` of the one before."""
+def level_sparsities(sparsity: float, drop_fraction: float) -> list[float]:
+    """Return the sparsities of the levels, from 0 to `sparsity`; each prunes `drop_fraction` of what is left."""
     levels = [0.0]
     while levels[-1] < sparsity:
-        following = 1 - (1 - levels[-1]) * (1 - drop)
+        following = 1 - (1 - levels[-1]) * (1 - drop_fraction)
         levels.append(following if sparsity - following > 1e-9 else sparsity)  # rounding makes no level of its own
     return levels
 
 
 class LotteryTicket:
-    """Finds and trains a sparse part of `model`; with a `folder`, an interrupted search goes on at its level.
+    """Finds and trains a sparse part of `model`; with a `folder`, an interrupted search resumes at its level.
 
     >>> def train(model, masks, start):          # from optimizer step `start` of the schedule to its end
     ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -66,7 +68,7 @@ class LotteryTicket:
     >>> levels = regrow.LotteryTicket(model, 0.9, rewind=2_000).run(train)
     """
 
-    about = About(
+    info = MethodInfo(
         paper="Frankle & Carbin 2019; Frankle et al. 2019",
         when="after each of many trainings",
         score="magnitude of what is left",
@@ -80,20 +82,20 @@ class LotteryTicket:
         sparsity: float,
         *,
         rewind: int = 0,
-        drop: float = 0.2,
+        drop_fraction: float = 0.2,
         scope: Scope = "global",
         targets: TargetSpec = None,
         include_last: bool = False,
         folder: str | Path | None = None,
     ) -> None:
         check_sparsity(sparsity)
-        check_share("drop", drop, inside=True)
+        check_fraction("drop_fraction", drop_fraction, inside=True)
         check_steps("rewind", rewind, least=0)
-        self.model, self.rewind, self.budget = model, rewind, Allotment(scope)
+        self.model, self.rewind, self.budget = model, rewind, Budget(scope)
         self.targets = {t.name: t.param for t in find_targets(model, targets, include_last=include_last)}
         if sharded := [name for name, parameter in self.targets.items() if is_sharded(parameter)]:
             raise TypeError(f"{sharded[0]} is sharded: a lottery ticket is drawn from whole weights, use DDP instead")
-        self.sparsities = level_sparsities(sparsity, drop)
+        self.sparsities = level_sparsities(sparsity, drop_fraction)
         self.folder = None if folder is None else Path(folder)
 
     def run(self, train: Train) -> list[Level]:
@@ -153,7 +155,7 @@ class LotteryTicket:
         """Count the optimizer steps that the model takes, as a pruner does, and keep its state at step `rewind`."""
         seen: dict[int, Any] = {0: _state(self.model) if self.rewind == 0 else None}
         parameters = {id(parameter) for parameter in self.targets.values()}
-        watched: dict[Optimizer, Steps] = {}
+        watched: dict[Optimizer, StepHooks] = {}
 
         def count(counts: bool) -> None:
             if counts:
@@ -164,7 +166,9 @@ class LotteryTicket:
             """Meet an optimizer of the model at its first step: `train` makes it, and torch asks its hooks next."""
             mine = any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"])
             if mine and optimizer not in watched:
-                watched[optimizer] = Steps(optimizer, ALONE, lambda _: None, count, lambda closure: closure())
+                watched[optimizer] = StepHooks(
+                    optimizer, SINGLE_PROCESS, lambda _: None, count, lambda closure: closure()
+                )
 
         hook = register_optimizer_step_pre_hook(watch)
         try:
@@ -185,7 +189,7 @@ class LotteryTicket:
         try:
             record: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged file may raise anything
-            again = "to begin anew, delete the folder" if name == "start" else "to train this level again, delete it"
+            again = "to start again, delete the folder" if name == "start" else "to train this level again, delete it"
             raise ValueError(f"{path} is damaged ({type(error).__name__}): {again}") from error
         return record
 
@@ -207,3 +211,45 @@ class LotteryTicket:
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def from_scratch(
+    model: nn.Module,
+    masks: Mapping[str, Tensor],
+    train: Callable[[nn.Module, Masks, int], Result],
+    *,
+    steps: int,
+    initial: Mapping[str, Tensor] | None = None,
+) -> Result:
+    """Train `model` with `masks` fixed from the start, to see whether they are a lottery ticket (Section 6).
+
+    Returns the result of `train(model, masks, steps)`, which attaches `Fixed(model, optimizer, masks)`. `initial` is
+    the `state_dict()` at the start of the training that found the masks; without it the model trains from its present
+    weights, for example a new initialization. `steps` is the length of that training ("same epochs"), or the result of
+    `steps_of_equal_flops` ("same FLOPs").
+    """
+    check_steps("steps", steps)
+    if initial is not None:
+        model.load_state_dict(initial)
+    return train(model, Masks(masks).clone(), steps)
+
+
+def steps_of_equal_flops(
+    model: nn.Module, masks: Mapping[str, Tensor], input_shape: tuple[int, ...], *, schedule: Schedule, steps: int
+) -> int:
+    """Return for how many steps the final mask can train with the MACs of `steps` steps along the ramp."""
+    full, final = account(model, input_shape).macs, account(model, input_shape, masks).macs_kept
+    return round(steps * average_cost(schedule, steps, full, final) / final)
+
+
+def average_cost(schedule: Schedule, steps: int, full: float, final: float) -> float:
+    """Return the MACs of an average step, if the dense model takes `full` and the masked one `final`.
+
+    The cost falls from one to the other in proportion to the sparsity of `schedule`, as if every layer approached its
+    final density at the same rate.
+    """
+    last = schedule(steps)
+    if not last:
+        return final
+    pruned = sum(min(schedule(t) / last, 1) for t in range(steps)) / steps
+    return full - (full - final) * pruned

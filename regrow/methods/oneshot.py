@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.checks import check_steps, warn
+from regrow.core.options import MethodInfo, PrunerOptions
+from regrow.core.pruner import Pruner
 from regrow.core.schedule import Schedule
-from regrow.methods.about import About
-from regrow.methods.options import Options
-from regrow.methods.pruner import Pruner
 
 
 class OneShot(Pruner):
@@ -26,13 +25,13 @@ class OneShot(Pruner):
     `at=0` prunes a trained model when it is attached; `at=epochs * len(loader)` trains it dense first.
     """
 
-    about = About(
+    info = MethodInfo(
         paper="Han et al. 2015",
         when="once, at step `at`",
         score="magnitude",
         cost="one selection over n, once",
     )
-    shared = (*Pruner.shared, "at")
+    resume_options = (*Pruner.resume_options, "at")
 
     def __init__(
         self,
@@ -41,18 +40,18 @@ class OneShot(Pruner):
         *,
         sparsity: float | Schedule,
         at: int = 0,
-        **options: Unpack[Options],
+        **options: Unpack[PrunerOptions],
     ) -> None:
         check_steps("at", at, least=0)
         self.at = at
         super().__init__(model, optimizer, sparsity=sparsity, **options)
 
-    def due(self, t: int) -> bool:
+    def updates_at(self, t: int) -> bool:
         """Return whether this is the step."""
         return t == self.at
 
     def warn_if_idle(self, total: int) -> None:
-        """Warn if the step lies beyond a training of `total` optimizer steps."""
+        """Warn if the step lies beyond a training of `total_steps` optimizer steps."""
         if self.at > total:
             warn(f"OneShot never prunes: at={self.at:,} is beyond the {total:,} steps of this training.")
 

@@ -1,4 +1,4 @@
-"""Base class of methods that train dense and sparse by turns."""
+"""Base class of methods that train dense and sparse in turn."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.checks import check_share
-from regrow.host.shards import held
-from regrow.methods.options import Options, check_constant, needed
-from regrow.methods.pruner import Pruner
+from regrow.checks import check_fraction
+from regrow.core.distributed import local_part
+from regrow.core.options import PrunerOptions, check_constant, required_total
+from regrow.core.pruner import Pruner
 
 
 class Phases(Pruner, ABC):
-    """Starts dense and changes sides at the shares `switches` of `total_steps`: sparse, dense, sparse, ..."""
+    """Starts dense and alternates between sparse and dense phases at the fractions `switches` of `total_steps`."""
 
-    shared = (*Pruner.shared, "total_steps", "switches")
+    has_own_schedule = True
+    total_steps: int
+    resume_options = (*Pruner.resume_options, "total_steps", "switches")
 
     def __init__(
         self,
@@ -29,14 +31,13 @@ class Phases(Pruner, ABC):
         sparsity: float,
         total_steps: int | None,
         switches: tuple[float, ...],
-        **options: Unpack[Options],
+        **options: Unpack[PrunerOptions],
     ) -> None:
-        meaning = "the optimizer steps of the whole training: epochs * len(loader)"
-        self.total_steps = needed(self, total_steps, "total_steps", meaning)
-        self.switches = tuple(check_share("each of the switches", share) for share in switches)
+        self.total_steps = required_total(self, total_steps)
+        self.switches = tuple(check_fraction("each of the switches", each) for each in switches)
         if list(self.switches) != sorted(self.switches):
-            raise ValueError(f"switches must be shares of training in ascending order, got {list(switches)}")
-        self._turns = [round(share * self.total_steps) for share in self.switches]
+            raise ValueError(f"switches must be fractions of training in ascending order, got {list(switches)}")
+        self._turns = [round(each * self.total_steps) for each in self.switches]
         check_constant(self, sparsity, "has phases in place of a ramp")
         super().__init__(model, optimizer, sparsity=sparsity, **options)
 
@@ -44,12 +45,12 @@ class Phases(Pruner, ABC):
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Return (name, mask) pairs for the phase that begins after step `t`."""
 
-    def due(self, t: int) -> bool:
+    def updates_at(self, t: int) -> bool:
         """Return whether a phase begins after step `t`."""
         return t in self._turns
 
     def sparse_after(self, t: int) -> bool:
-        """Return whether the steps after step `t` are those of a sparse phase."""
+        """Return whether the steps after step `t` belong to a sparse phase."""
         return bisect_right(self._turns, t) % 2 == 1
 
     def reset_momentum(self) -> None:
@@ -57,4 +58,4 @@ class Phases(Pruner, ABC):
         for state in self.optimizer.state.values():
             for key in ("momentum_buffer", "exp_avg"):
                 if isinstance(state.get(key), Tensor):
-                    held(state[key]).zero_()
+                    local_part(state[key]).zero_()

@@ -1,55 +1,114 @@
-"""Methods by name, for recipes and the command line; a subclass of `Pruner` is all that it takes to be one of them."""
+"""Methods by name, for recipes and the command line. Importing this module does not import torch.
+
+A built-in method needs a line in `METHODS`. Methods of other packages are found by their entry point, and every
+imported subclass of `Pruner` by its class name.
+"""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from regrow.methods.pruner import Pruner
 from regrow.text import did_you_mean, plain
+
+if TYPE_CHECKING:
+    from regrow.core.pruner import Pruner
+
+METHODS = {
+    "dense": "regrow.methods.dense:Dense",
+    "dpf": "regrow.methods.dpf:DPF",
+    "incremental": "regrow.methods.incremental:Incremental",
+    "oneshot": "regrow.methods.oneshot:OneShot",
+    "snip": "regrow.methods.snip:SNIP",
+    "dsr": "regrow.methods.dsr:DSR",
+    "sparse-momentum": "regrow.methods.sparse_momentum:SparseMomentum",
+    "set": "regrow.methods.set:SET",
+    "deepr": "regrow.methods.deepr:DeepR",
+    "rigl": "regrow.methods.rigl:RigL",
+    "sfp": "regrow.methods.sfp:SFP",
+    "static": "regrow.methods.static:Static",
+    "acdc": "regrow.methods.acdc:ACDC",
+    "granet": "regrow.methods.granet:GraNet",
+    "dsd": "regrow.methods.dsd:DSD",
+    "srste": "regrow.methods.srste:SRSTE",
+    "dns": "regrow.methods.dns:DNS",
+    "fixed": "regrow.methods.fixed:Fixed",
+    "feedback": "regrow.methods.feedback:Feedback",
+}
+"""The built-in methods as recipes write them, with module and class."""
+
+
+def built_in_name(name: str) -> str | None:
+    """Return how recipes write a built-in method; case, hyphens and underscores are ignored. None if it is not one.
+
+    >>> built_in_name("SparseMomentum")
+    'sparse-momentum'
+    """
+    return next((known for known in METHODS if plain(known) == plain(name)), None)
 
 
 def find_method(name: str) -> type[Pruner]:
-    """Return the method of that name; case, hyphens and underscores make no difference.
-
-    Every subclass of `Pruner` that has been imported is known by its class's name. What is not known is looked for
-    among the entry points of group `regrow.methods` of the installed packages.
+    """Return the method with this name; case, hyphens and underscores are ignored.
 
     >>> find_method("sparse-momentum").__name__
     'SparseMomentum'
     """
+    if (built_in := built_in_name(name)) is not None:
+        return _load(METHODS[built_in])
     for cls in imported_methods():
         if plain(cls.__name__) == plain(name):
             return cls
     for point in entry_points(group="regrow.methods"):
         if plain(point.name) == plain(name):
-            found = point.load()
-            if not (isinstance(found, type) and issubclass(found, Pruner)):
-                raise TypeError(f"method {name!r} is {point.value}, which is no subclass of regrow.Pruner")
-            return found
+            return _checked(name, point.value, point.load())
     known = method_names()
-    written = [plain(each) for each in known]
-    hint = did_you_mean(plain(name), written, cutoff=0.5)
+    hint = did_you_mean(plain(name), [plain(each) for each in known], cutoff=0.5)
     raise ValueError(f"unknown method {name!r}.{hint} Known methods: {', '.join(known)}.")
 
 
+def built_in_methods() -> list[type[Pruner]]:
+    """Return the classes of all built-in methods."""
+    return [_load(path) for path in METHODS.values()]
+
+
 def method_names() -> list[str]:
-    """Return the names of all methods, those of installed packages too, without importing these."""
-    loaded = {cls.__name__ for cls in imported_methods()}
-    return sorted(loaded | {point.name for point in entry_points(group="regrow.methods")}, key=str.lower)
+    """Return the class names of all known methods, including those of installed packages, without importing them."""
+    known = {path.partition(":")[2] for path in METHODS.values()} | {cls.__name__ for cls in imported_methods()}
+    return sorted(known | {point.name for point in entry_points(group="regrow.methods")}, key=str.lower)
 
 
 def method_options(method: type[Pruner]) -> dict[str, Any]:
-    """Return what `method` takes besides model and optimizer, with the defaults (`...` where there is none)."""
+    """Return the options of `method` besides model and optimizer, with their defaults (`...` if required)."""
     options = [p for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return {option.name: ... if option.default is option.empty else option.default for option in options}
 
 
-def imported_methods(cls: type[Pruner] = Pruner) -> Iterator[type[Pruner]]:
-    """Yield every method that has been imported: the subclasses of `cls` that say how they prune."""
+def imported_methods(cls: type[Pruner] | None = None) -> Iterator[type[Pruner]]:
+    """Yield the imported subclasses of `cls`, by default of `Pruner`, that are not abstract."""
+    if cls is None:
+        module = sys.modules.get("regrow.core.pruner")
+        if module is None:
+            return
+        cls = module.Pruner
     for subclass in cls.__subclasses__():
         if not inspect.isabstract(subclass):
             yield subclass
         yield from imported_methods(subclass)
+
+
+def _load(path: str) -> type[Pruner]:
+    module, _, name = path.partition(":")
+    method: type[Pruner] = getattr(import_module(module), name)
+    return method
+
+
+def _checked(name: str, origin: str, found: object) -> type[Pruner]:
+    from regrow.core.pruner import Pruner
+
+    if not (isinstance(found, type) and issubclass(found, Pruner)):
+        raise TypeError(f"method {name!r} is {origin}, which is not a subclass of regrow.Pruner")
+    return found

@@ -1,9 +1,9 @@
 """RigL (Evci et al. 2020): drop the smallest weights, grow where the gradient of the dense network is largest.
 
-Defaults are the authors': ERK densities, an update every 100 steps until 75 % of training, a share of 0.3 of each
-layer's connections that falls to zero by half a cosine; new connections start with weight and momentum zero.
-Different from the authors' code: all targets are sparse (they keep some layers dense by name), the update takes place
-after the optimizer's step and not in its stead, and its gradient is that of the step's own batch.
+Defaults are the authors': ERK densities, an update every 100 steps until 75 % of training, a fraction of 0.3 of each
+layer's connections that falls to zero by half a cosine; new connections start with weight and momentum zero. Different
+from the authors' code: all targets are sparse (they keep some layers dense by name), the update takes place after the
+optimizer's step instead of replacing it, and its gradient is that of the step's own batch.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.checks import check_share
-from regrow.methods.about import About
-from regrow.methods.rewire import Rewire, RewireOptions
+from regrow.checks import check_fraction
+from regrow.core.options import MethodInfo
+from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
 
 
-class RigL(Rewire):
-    """Moves connections of `model` to where the gradient is largest; `total` is the length of training in steps."""
+class RigL(DropAndGrow):
+    """Moves connections of `model` to where the gradient is largest; `total_steps` is the length of training."""
 
-    about = About(
+    info = MethodInfo(
         paper="Evci et al. 2020",
-        when="every `every` steps, until 75 % of `total`",
+        when="every `every` steps, until 75 % of `total_steps`",
         score="drop: magnitude; grow: dense gradient",
         cost="two selections per layer",
     )
     scope = "erk"
     period = 100
     until = 0.75
-    fresh_momentum = True
-    shared = (*Rewire.shared, "drop")
+    resets_momentum = True
+    resume_options = (*DropAndGrow.resume_options, "drop_fraction")
 
     def __init__(
         self,
@@ -42,29 +42,29 @@ class RigL(Rewire):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | Literal["auto"] = 100,
-        total: int | None = None,
-        drop: float = 0.3,
-        **options: Unpack[RewireOptions],
+        every: int | Literal["auto"] = "auto",
+        total_steps: int | None = None,
+        drop_fraction: float = 0.3,
+        **options: Unpack[DropAndGrowOptions],
     ) -> None:
-        self.drop = check_share("drop", drop)
+        self.drop_fraction = check_fraction("drop_fraction", drop_fraction)
         self._gradients: dict[str, Tensor] = {}
-        super().__init__(model, optimizer, sparsity=sparsity, every=every, total=total, **options)
+        super().__init__(model, optimizer, sparsity=sparsity, every=every, total_steps=total_steps, **options)
 
     @torch.no_grad()
     def before_update(self) -> None:
         """Keep the gradients of a step after which connections move."""
         super().before_update()
-        if self.due(self.step + 1) and not self._frozen:
+        if self.updates_at(self.step + 1) and not self._frozen:
             self._gradients = self.copied_gradients()
 
-    def rewire(self, t: int) -> Iterator[tuple[str, Tensor]]:
-        """Drop a share of the smallest of each layer, grow as many by |gradient| (what was dropped may grow back)."""
-        share = self.drop / 2 * (1 + math.cos(math.pi * t / (self.until * self.total)))
+    def drop_and_grow(self, t: int) -> Iterator[tuple[str, Tensor]]:
+        """Drop the smallest weights of each layer, grow as many by |gradient| (dropped ones may grow back)."""
+        fraction = self.drop_fraction / 2 * (1 + math.cos(math.pi * t / (self.until * self.total_steps)))
         gradients, self._gradients = self._gradients, {}
         for name, mask in self.masks.items():
             active = self.count(mask)
-            moved = int(share * active)
+            moved = int(fraction * active)
             kept = self.keep_largest(name, self.weights[name], mask, active - moved)
             score = gradients.get(name, torch.zeros_like(mask, dtype=torch.float32))
             yield name, kept | self.keep_largest(name, score, ~kept, moved)

@@ -16,20 +16,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.choices.budget import prune_named
-from regrow.choices.score import Criterion
+from regrow.core.budget import prune_count
+from regrow.core.options import EPOCH, MethodInfo
+from regrow.core.pruner import Pruner
 from regrow.core.schedule import Schedule
+from regrow.core.targets import Names, TargetSpec
+from regrow.core.units import Criterion
 from regrow.core.weights import Memory
-from regrow.host.targets import TargetSpec
-from regrow.methods.about import About
-from regrow.methods.options import EPOCH, needed_period
-from regrow.methods.pruner import Pruner
 
 
 class SFP(Pruner):
-    """Zeroes the weakest filters of `model` every `every` steps: pass `len(loader)` for once per epoch."""
+    """Zeroes the weakest filters of `model` every `every` steps; `len(loader)` is once per epoch, as its authors do."""
 
-    about = About(
+    info = MethodInfo(
         paper="He et al. 2018",
         when="every `every` steps, to the end",
         score="l2 norm of filters",
@@ -37,6 +36,7 @@ class SFP(Pruner):
         budget="uniform, rounded down",
     )
     memory = Memory.SOFT
+    every_divides_epoch = True
     period = EPOCH
 
     def __init__(
@@ -45,25 +45,31 @@ class SFP(Pruner):
         optimizer: Optimizer,
         *,
         sparsity: float | Schedule,
-        every: int | Literal["auto"] | None = None,
+        every: int | Literal["auto"] = "auto",
         criterion: Criterion = "l2",
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
-        group: dist.ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        options: dict[str, Any] = {"targets": targets, "include_last": include_last, "group": group}
+        options: dict[str, Any] = {
+            "targets": targets,
+            "exclude": exclude,
+            "include_last": include_last,
+            "process_group": process_group,
+        }
         chosen: dict[str, Any] = {"unit": "filter", "criterion": criterion, "scope": "layer"}
-        super().__init__(model, optimizer, sparsity=sparsity, every=needed_period(self, every), **chosen, **options)
+        super().__init__(model, optimizer, sparsity=sparsity, every=every, **chosen, **options)
 
     def next_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Keep the filters of largest norm in each layer."""
         sparsity = self.schedule(t)
-        keeps = {}  # all before the first is used: NaN in a layer changes none
+        keeps = {}  # compute all first, so that NaN in one layer changes none
         for name, weight in self.weights.items():
             norms = self.units.scores(self.targets[name], weight)
             [filters] = self.shards.sizes([norms])
             count = int(filters * sparsity + 1e-9)  # 0.29 x 100 filters are 29, not 28.999…
-            keeps[name] = prune_named(name, norms, count, self.shards)
+            keeps[name] = prune_count(name, norms, count, self.shards)
         self.requested = sparsity
         for name, keep in keeps.items():
             yield name, self.units.mask(self.targets[name], self.weights[name], keep, None)

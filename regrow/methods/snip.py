@@ -1,4 +1,4 @@
-"""SNIP (Lee et al. 2019): one batch through the new network tells which connections the loss is sensitive to.
+"""SNIP (Lee et al. 2019): one batch through the new network shows which connections the loss is sensitive to.
 
 The score |∂L/∂m| at m = 1 is |g·w|; the largest stay, once and for all, chosen over all layers together. By default
 batch norm is in training mode and the weights that were scored are the ones trained, as in the common PyTorch port.
@@ -20,11 +20,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 
-from regrow.host.shards import is_sharded
-from regrow.host.steps import overflowed
-from regrow.methods.about import About
-from regrow.methods.options import Options, check_constant
-from regrow.methods.pruner import Pruner
+from regrow.core.distributed import is_sharded
+from regrow.core.hooks import overflowed
+from regrow.core.options import MethodInfo, PrunerOptions, check_constant
+from regrow.core.pruner import Pruner
 
 
 class SNIP(Pruner):
@@ -35,7 +34,7 @@ class SNIP(Pruner):
     score the weights just before they are updated. Processes that train together average their gradients either way.
     """
 
-    about = About(
+    info = MethodInfo(
         paper="Lee et al. 2019",
         when="once, before training",
         score="gradient x weight on one batch",
@@ -51,47 +50,47 @@ class SNIP(Pruner):
         sparsity: float,
         loss: Callable[[], Tensor] | None = None,
         inference: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[PrunerOptions],
     ) -> None:
         check_constant(self, sparsity)
         if inference and loss is None:
             raise ValueError("inference=True needs loss=, a function that returns the loss of one batch")
-        self._gradients = {} if loss is None else _gradients(model, loss, inference, options.get("group"))
+        self._gradients = {} if loss is None else _gradients(model, loss, inference, options.get("process_group"))
         self._scored = False
         super().__init__(model, optimizer, sparsity=sparsity, **options)
 
-    def due(self, t: int) -> bool:
-        """Return whether the masks can be made: when attached, if a loss was given."""
+    def updates_at(self, t: int) -> bool:
+        """Return whether the masks are computed when the pruner is attached: if a loss was given."""
         return t == 0 and bool(self._gradients)
 
     def before_update(self) -> None:
         """Score with the first step's gradients if nothing else has; a step that overflowed does not count."""
         done = self.step or self._scored or self._frozen
-        if not (done or self._steps.pretended or overflowed(self.optimizer)):
+        if not (done or self._hooks.initializing or overflowed(self.optimizer)):
             self._gradients = {target.param: target.grad for target in self.targets.values()}
-            self._refresh()
+            self._update_masks()
         super().before_update()  # after scoring: weight decay is no part of the loss that scores
 
     def extra_state(self) -> dict[str, Any]:
-        """Return whether the masks are made."""
+        """Return whether the masks have been computed."""
         return {"scored": self._scored}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what `extra_state` returned."""
-        self._scored = state.get("scored", False)  # which states of older versions leave to the number of steps
+        """Restore what `extra_state` returned."""
+        self._scored = state.get("scored", False)
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the weights of largest |g·w|."""
         gradients, self._gradients, self._scored = self._gradients, {}, True
         scores = {}
         for name, weight in self.weights.items():
-            gradient = gradients.get(self.targets[name].param)  # there is none where nothing is trained
+            gradient = gradients.get(self.targets[name].param)  # parameters that are not trained have none
             scores[name] = torch.zeros_like(weight) if gradient is None else gradient * weight
         return self.keep_top(scores, self.schedule(t))
 
 
 def _gradients(
-    model: nn.Module, loss: Callable[[], Tensor], inference: bool, group: dist.ProcessGroup | None
+    model: nn.Module, loss: Callable[[], Tensor], inference: bool, process_group: dist.ProcessGroup | None
 ) -> dict[Parameter, Tensor | None]:
     """Return the gradient of `loss` for every parameter and leave no other trace."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -99,11 +98,11 @@ def _gradients(
         raise ValueError("loss= needs whole weights, these are sharded: without it the first training step scores them")
     norms = [module for module in model.modules() if inference and isinstance(module, _BatchNorm) and module.training]
     buffers = {buffer: buffer.clone() for buffer in model.buffers()}
-    unsynchronised = getattr(model, "no_sync", nullcontext)  # DDP would wait for a backward pass
+    unsynchronized = getattr(model, "no_sync", nullcontext)  # DDP would wait for a backward pass
     for module in norms:
         module.eval()
     try:
-        with torch.enable_grad(), unsynchronised():
+        with torch.enable_grad(), unsynchronized():
             gradients = torch.autograd.grad(loss(), parameters, allow_unused=True, materialize_grads=True)
     finally:
         for module in norms:
@@ -112,5 +111,5 @@ def _gradients(
             buffer.data.copy_(before)
     if dist.is_available() and dist.is_initialized():
         for gradient in gradients:
-            dist.all_reduce(gradient, group=group)
+            dist.all_reduce(gradient, group=process_group)
     return dict(zip(parameters, gradients, strict=True))

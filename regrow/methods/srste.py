@@ -1,10 +1,10 @@
 """SR-STE (Zhou et al. 2021): N:M sparsity from scratch, a straight-through gradient and a pull on pruned weights.
 
 The mask keeps the N largest of M neighboring weights and is recomputed at every step. The gradient at the pruned
-weights goes to the dense ones, as in DPF with `unit="2:4"`, plus λ_w (1 − m)⊙w, which draws pruned weights to zero so
-that fewer of them change sides. Defaults are the authors': 2:4 and λ_w = 2e-4 from the first step to the last, groups
-along the input channels. Different from the authors' code: layers whose input channels are not a multiple of M stay
-dense, and so does the last linear layer.
+weights goes to the dense ones, as in DPF with `unit="2:4"`, plus λ_w (1 − m)⊙w, which pulls pruned weights toward zero
+so that fewer of them change sides. Defaults are the authors': 2:4 and λ_w = 2e-4 from the first step to the last,
+groups along the input channels. Different from the authors' code: layers whose input channels are not a multiple of M
+stay dense, and so does the last linear layer.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.checks import check_amount
-from regrow.choices.decay import Decay
-from regrow.choices.units import Groups, parse_unit
+from regrow.core.hooks import WeightDecayAt
+from regrow.core.options import MethodInfo
+from regrow.core.pruner import Pruner
+from regrow.core.targets import Names, TargetSpec
+from regrow.core.units import Groups, parse_unit
 from regrow.core.weights import Memory
-from regrow.host.targets import TargetSpec
-from regrow.methods.about import About
-from regrow.methods.pruner import Pruner
 
 
 class SRSTE(Pruner):
     """Keeps N of M weights of `model` while `optimizer` trains the dense ones; `unit="2:4"` fixes the sparsity too."""
 
-    about = About(
+    info = MethodInfo(
         paper="Zhou et al. 2021",
         when="every `every` steps, to the end",
         score="magnitude of the dense weights, in groups of M",
@@ -38,21 +38,23 @@ class SRSTE(Pruner):
     )
     memory = Memory.KEEP
     period = 1
-    shared = (*Pruner.shared, "lambda_w")
+    takes_sparsity = False
+    resume_options = (*Pruner.resume_options, "lambda_w")
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        every: int | Literal["auto"] = 1,
+        every: int | Literal["auto"] = "auto",
         unit: str = "2:4",
         lambda_w: float = 2e-4,
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
-        decay: Decay = "dense",
+        weight_decay_at: WeightDecayAt = "dense",
         offload: bool = False,
-        group: dist.ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         groups = parse_unit(unit)
         if not isinstance(groups, Groups):
@@ -65,10 +67,11 @@ class SRSTE(Pruner):
             every=every,
             unit=unit,
             targets=targets,
+            exclude=exclude,
             include_last=include_last,
-            decay=decay,
+            weight_decay_at=weight_decay_at,
             offload=offload,
-            group=group,
+            process_group=process_group,
         )
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:

@@ -14,24 +14,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.choices.budget import Scope
-from regrow.choices.random import uniform
-from regrow.host.targets import TargetSpec
-from regrow.methods.about import About
-from regrow.methods.options import check_constant
-from regrow.methods.pruner import Pruner
+from regrow.core.budget import Scope
+from regrow.core.options import MethodInfo, check_constant
+from regrow.core.pruner import Pruner
+from regrow.core.random import uniform
+from regrow.core.targets import Names, TargetSpec
 
 
 class Static(Pruner):
     """Prunes `model` at random, once, before it is trained; `seed` decides which weights stay."""
 
-    about = About(
+    info = MethodInfo(
         paper="Liu et al. 2022",
         when="once, before training",
         score="random",
         cost="one draw and one selection per layer, once",
     )
-    shared = (*Pruner.shared, "seed")
+    resume_options = (*Pruner.resume_options, "seed")
 
     def __init__(
         self,
@@ -42,8 +41,9 @@ class Static(Pruner):
         scope: Scope = "erk",
         seed: int = 0,
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
-        group: dist.ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self.seed = seed
         super().__init__(
@@ -52,11 +52,12 @@ class Static(Pruner):
             sparsity=check_constant(self, sparsity),
             scope=scope,
             targets=targets,
+            exclude=exclude,
             include_last=include_last,
-            group=group,
+            process_group=process_group,
         )
 
-    def due(self, t: int) -> bool:
+    def updates_at(self, t: int) -> bool:
         """Return whether this is the start."""
         return t == 0
 

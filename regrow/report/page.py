@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ from regrow.report.tables import (
 from regrow.runs.find import Run, find_runs
 from regrow.runs.folder import write_whole
 from regrow.runs.outcomes import Outcome, group
+from regrow.runs.recipe import Recipe
 from regrow.text import duration
 
 
@@ -48,10 +51,27 @@ class _Series:
 
 
 @dataclass(frozen=True)
+class _Number:
+    """A large number and what it is."""
+
+    value: str
+    said: str
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """The result of a task in one sentence and three numbers."""
+
+    sentence: str
+    numbers: tuple[_Number, ...]
+
+
+@dataclass(frozen=True)
 class _Part:
     """The part of the page about one task."""
 
     task: Task
+    opening: _Opening | None
     rows: list[LeaderboardRow]
     pending: list[PendingRun]
     sections: list[Section]
@@ -140,11 +160,42 @@ def _page(
 def _part(task: Task, environments: Environments, published: Lookup | None) -> _Part:
     return _Part(
         task=task,
+        opening=_opening(task),
         rows=leaderboard(task, published),
         pending=pending_runs(task),
         sections=sections(task),
         origins=origins(task, environments),
     )
+
+
+def _opening(task: Task) -> _Opening | None:
+    """Return accuracy, parameters and MACs of the most accurate entry at the main sparsity; None without one."""
+    finished = [entry for entry in task.entries if entry.group.finished]
+    pruned = [entry for entry in finished if entry.group.level is not None and entry.group.level == task.main_level]
+    if not pruned:
+        return None
+    best = max(pruned, key=_top1)
+    dense = max((entry for entry in finished if entry.group.level is None), key=_top1, default=None)
+    beside = f"; the dense network has {_top1(dense):.1f} %" if dense else ""
+    compared = f", the most accurate of {len(pruned)}," if len(pruned) > 1 else ""
+    sentence = f"{best.label}{compared} has {_top1(best):.1f} % accuracy{beside}."
+    change = f"{_top1(best) - _top1(dense):+.1f}".replace("-", "−") if dense else f"{_top1(best):.1f} %"
+    against = "points of accuracy against dense" if dense else "accuracy (no dense run)"
+    left = [
+        (_share(best, "nonzeros", "parameters"), "parameters left"),
+        (_share(best, "macs_kept", "macs"), "MACs left"),
+    ]
+    return _Opening(sentence, (_Number(change, against), *(_Number(*each) for each in left)))
+
+
+def _top1(entry: Entry) -> float:
+    summary = entry.group.summary("top1")
+    return summary.mean if summary else float("-inf")
+
+
+def _share(entry: Entry, kept: str, whole: str) -> str:
+    left, total = entry.group.summary(kept), entry.group.summary(whole)
+    return f"{100 * left.mean / total.mean:.3g} %" if left and total else "–"
 
 
 def _payload(parts: list[_Part]) -> dict[str, Any]:
@@ -212,19 +263,29 @@ class Environments:
 
 def origins(task: Task, environments: Environments) -> list[Origin]:
     """Return the recipes and runs of a task, in the order of its leaderboard."""
-    return [_origin(entry, environments) for entry in task.entries]
+    above = [outcome.run.folder.parent for entry in task.entries for outcome in entry.group.outcomes]
+    shared = os.path.commonpath(above) if above else ""
+    return [_origin(entry, environments, shared) for entry in task.entries]
 
 
-def _origin(entry: Entry, environments: Environments) -> Origin:
-    sources = [_source(outcome, environments) for outcome in entry.group.outcomes]
-    return Origin(entry.label, entry.group.outcomes[0].run.recipe.to_toml(), tuple(sources))
+def _origin(entry: Entry, environments: Environments, above: str) -> Origin:
+    sources = [_source(outcome, environments, above) for outcome in entry.group.outcomes]
+    return Origin(entry.label, _short_recipe(entry.group.outcomes[0].run.recipe), tuple(sources))
 
 
-def _source(outcome: Outcome, environments: Environments) -> RunSource:
+def _short_recipe(recipe: Recipe) -> str:
+    """Return the recipe as TOML: what it is about, and the fields that differ from their defaults."""
+    always = ("data", "model", "method", "sparsity")
+    changed = [field.name for field in dataclasses.fields(recipe) if getattr(recipe, field.name) != field.default]
+    lines = recipe.to_toml().splitlines()
+    return "\n".join(line for line in lines if line.split(" = ")[0] in (*always, *changed))
+
+
+def _source(outcome: Outcome, environments: Environments, above: str) -> RunSource:
     run, top1 = outcome.run, outcome.final.get("top1")
     seconds = (run.result or run.diverged or {}).get("seconds")
     return RunSource(
-        folder=str(run.folder),
+        folder=os.path.relpath(run.folder, above) if above else str(run.folder),
         seed=run.recipe.seed,
         top1=("★ diverged" if outcome.diverged else "not finished") if top1 is None else f"{top1:.2f}",
         time="–" if seconds is None else duration(seconds),

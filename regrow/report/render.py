@@ -78,24 +78,27 @@ def _convert(svg: str, form: Format) -> bytes:
 
 @dataclass(frozen=True)
 class Section:
-    """Figures under a heading."""
+    """Figures under a heading; those with `choices` are alternatives, of which a page shows one at a time."""
 
     title: str
     figures: tuple[Figure, ...]
+    choices: tuple[str, ...] = ()
+    """What each alternative is called in the list of x axes."""
 
 
 def sections(task: Task) -> list[Section]:
     """Return the figures for which the runs of `task` have data."""
     level, entries = task.main_level, task.entries
+    tradeoffs = {cost.choice: figure for cost in COSTS if (figure := tradeoff_figure(cost, task))}
+    alternatives = [Section("Accuracy and size", tuple(tradeoffs.values()), tuple(tradeoffs))] if tradeoffs else []
     candidates = {
-        "Accuracy and size": [tradeoff_figure(cost, task) for cost in COSTS],
         "Training": [curve_figure(curve, entries, task.series, level) for curve in TRAINING],
         "Mask dynamics": [curve_figure(curve, entries, task.series, level) for curve in DYNAMICS],
         "Layers": [layers_figure(entries, level)],
         "Overhead": [speed_figure(task)],
     }
     found = {title: tuple(figure for figure in figures if figure) for title, figures in candidates.items()}
-    return [Section(title, figures) for title, figures in found.items() if figures]
+    return [*alternatives, *(Section(title, figures) for title, figures in found.items() if figures)]
 
 
 def every_choice(task: Task) -> Iterator[Figure]:

@@ -180,7 +180,8 @@ def _setting(recipe: Recipe, name: str) -> str:
     if isinstance(value, bool):
         return words if value else f"no {words}"
     if isinstance(value, tuple):
-        return f"{words} {', '.join(map(str, value))}"
+        listed = ", ".join(map(str, value))
+        return listed if name == "options" else f"{words} {listed}"  # options name themselves: settle=0.1
     return f"{words} {value:g}" if isinstance(value, float) else f"{words} {value}"
 
 

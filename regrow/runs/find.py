@@ -11,7 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from regrow.runs.folder import RunFolderError, read_divergence, read_metrics, read_recipe, read_result
+from regrow.runs.folder import (
+    CHECKPOINT,
+    RunFolderError,
+    read_divergence,
+    read_inside,
+    read_metrics,
+    read_recipe,
+    read_result,
+)
 from regrow.runs.recipe import Recipe
 
 # Every record of a run that has ended has one of these entries.
@@ -51,7 +59,7 @@ class Run:
             return dict(self._record["environment"])
         path = self.folder / "environment.json"
         try:
-            found: dict[str, Any] = json.loads(path.read_bytes())
+            found: dict[str, Any] = json.loads(read_inside(path, 1 << 20))
         except FileNotFoundError:
             return {}
         except ValueError as error:
@@ -134,7 +142,7 @@ class RunProgress:
     """Follows a run through its folder, on whichever machine it is trained, without reading lines twice."""
 
     def __init__(self, folder: Path) -> None:
-        self._metrics, self._checkpoint = folder / "metrics.jsonl", folder / "checkpoint.pt"
+        self._metrics, self._checkpoint = folder / "metrics.jsonl", folder / CHECKPOINT
         self._seen = self._size()
 
     def new_record(self) -> dict[str, Any] | None:

@@ -11,10 +11,10 @@ from typing import Any
 from regrow.runs.find import Run
 from regrow.runs.recipe import Recipe
 
-_FINETUNING = ("finetune_epochs", "finetune_optimizer", "finetune_lr", "finetune_drops")
+_FINETUNING = ("finetune_epochs", "finetune_optimizer", "finetune_lr", "finetune_lr_drops")
 _PRUNING = (
-    *("sparsity", "every", "scope", "unit", "targets", "include_last", "floor", "decay_at"),
-    *("options", "masks", "ramp_end", "ramp_by"),
+    *("sparsity", "every", "scope", "unit", "targets", "include_last", "floor", "weight_decay_at", "settle"),
+    *("stabilize", "options", "masks", "ramp_end", "ramp_by"),
 )
 _OF_THE_LAST_EPOCH = ("epoch", "step", "loss", "test_loss", "top1", "top5", "delta")
 

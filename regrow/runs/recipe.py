@@ -15,7 +15,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from regrow.text import did_you_mean, plain
+from regrow.methods.registry import built_in_name, find_method
+from regrow.text import did_you_mean
 
 Device = Literal["cpu", "cuda", "mps"]
 
@@ -25,28 +26,8 @@ _FOLDER = Path(__file__).parent / "recipes"
 # Fields that do not influence the result.
 _NOT_IN_KEY = ("device", "threads", "parallel")
 
-# Canonical names of the built-in methods, so that keys do not depend on the spelling.
-_METHODS = (
-    "dense",
-    "dpf",
-    "incremental",
-    "oneshot",
-    "snip",
-    "dsr",
-    "sparse-momentum",
-    "set",
-    "deepr",
-    "rigl",
-    "sfp",
-    "fixed",
-    "feedback",
-    "static",
-    "acdc",
-    "granet",
-    "dsd",
-    "srste",
-    "dns",
-)
+# A recipe may come from elsewhere: torch crashes if it is asked for more threads than the system allows.
+_MOST_THREADS = 1024
 
 # torch's generator takes signed 64-bit seeds.
 _LARGEST_SEED = 2**63 - 1
@@ -83,8 +64,7 @@ class Recipe:
     growth: int | None = None
     """Growth rate of a DenseNet. None: as in its paper (12)."""
     method: str = "dpf"
-    """dpf, incremental, oneshot, snip, dsr, sparse-momentum, set, deepr, rigl, sfp, static, acdc, granet, dsd, srste,
-    dns, fixed (see masks) or dense."""
+    """Pruning method: `regrow methods` lists them. fixed keeps given masks (see masks), dense prunes nothing."""
     sparsity: float = 0.9
     """Final pruned fraction of the targeted weights (or filters)."""
     every: int | Literal["auto"] | None = None
@@ -101,10 +81,14 @@ class Recipe:
     """Also prune the last linear layer. None: as in the method's paper (only sparse-momentum does)."""
     floor: int | None = None
     """Number of units of each layer that are never pruned. None: no limit, as in the paper."""
-    decay_at: Literal["dense", "pruned"] | None = None
+    weight_decay_at: Literal["dense", "pruned"] | None = None
     """Whether weight decay acts on the dense weights w (the default) or on the pruned weights ŵ."""
+    settle: float | None = None
+    """Fraction of training, at its end, in which the masks stay fixed (dpf); 0.1 helps in short trainings. None: 0."""
+    stabilize: bool = False
+    """Bound the gradients of filters that are pruned as a whole (dpf), which helps at high sparsity."""
     options: tuple[str, ...] = ()
-    """More options of the method, such as zeta=0.2, channels=true or criterion=rms; see `regrow methods NAME`."""
+    """More options of the method, such as drop_fraction=0.2 or criterion=rms; see `regrow methods NAME`."""
     init: str | None = None
     """Start with the weights of a file (state dict, safetensors, packed) or of a finished run."""
     masks: str | None = None
@@ -129,9 +113,9 @@ class Recipe:
     """Whether weight decay also acts on the parameters of batch norm."""
     label_smoothing: float = 0.0
     """Fraction of each label that is spread evenly over all classes in training; 0.1 is usual on ImageNet."""
-    drops: tuple[float, ...] = (0.5, 0.75)
+    lr_drops: tuple[float, ...] = (0.5, 0.75)
     """Fractions of training at which the learning rate drops."""
-    drop_factor: float = 0.1
+    lr_drop_factor: float = 0.1
     """Factor of the learning rate at each drop."""
     warmup: float = 0.0
     """Fraction of training over which the learning rate rises linearly to --lr."""
@@ -143,8 +127,8 @@ class Recipe:
     """Optimizer of fine-tuning."""
     finetune_lr: float = 0.01
     """Learning rate of fine-tuning before its first drop."""
-    finetune_drops: tuple[float, ...] = (0.5,)
-    """Fractions of fine-tuning at which its learning rate drops by --drop-factor."""
+    finetune_lr_drops: tuple[float, ...] = (0.5,)
+    """Fractions of fine-tuning at which its learning rate drops by --lr-drop-factor."""
     holdout: int = 0
     """Number of training images that are held out and used for evaluation instead of the test set (for tuning)."""
     limit: int | None = None
@@ -167,14 +151,14 @@ class Recipe:
     def __post_init__(self) -> None:
         _check_types(self)
         _check_ranges(self)
-        object.__setattr__(self, "method", _method_name(self.method))
+        object.__setattr__(self, "method", built_in_name(self.method) or self.method)
 
     @property
     def ramp_fraction(self) -> float:
         """Fraction of training at which the sparsity is final: by default the second drop (Appendix A.2)."""
         if self.ramp_end is not None:
             return self.ramp_end
-        return self.drops[1] if len(self.drops) > 1 else 0.75
+        return self.lr_drops[1] if len(self.lr_drops) > 1 else 0.75
 
     def changed(self, **fields: Any) -> Recipe:
         """Return the recipe with some fields changed; an unknown field raises `RecipeError`."""
@@ -223,8 +207,11 @@ class Recipe:
 
     @property
     def takes_sparsity(self) -> bool:
-        """Whether `sparsity` has a meaning; the sparsity of other methods follows from masks, a compressor or N:M."""
-        return self.method not in ("dense", "fixed", "feedback", "srste")
+        """Whether the recipe's method prunes to a given sparsity; True for an unknown method."""
+        try:
+            return find_method(self.method).takes_sparsity
+        except (TypeError, ValueError):
+            return True
 
     @property
     def prunes_filters(self) -> bool:
@@ -256,22 +243,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise RecipeError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"{path} is not a TOML file: {error}") from None
-
-
-def is_own_method(name: str) -> bool:
-    """Return whether a method is built in, without importing torch."""
-    return name in _METHODS
-
-
-def _method_name(name: str) -> str:
-    """Return the canonical name of a built-in method; other names are unchanged.
-
-    >>> _method_name("SparseMomentum"), _method_name("One-Shot"), _method_name("MyOwn")
-    ('sparse-momentum', 'oneshot', 'MyOwn')
-    """
-    if name in _METHODS:
-        return name
-    return next((known for known in _METHODS if plain(known) == plain(name)), name)
 
 
 def _toml(value: Any) -> str:
@@ -344,14 +315,16 @@ def _check_ranges(recipe: Recipe) -> None:
     for name in ("model", "data"):
         if ":" in (value := getattr(recipe, name)) and not _CALLABLE.fullmatch(value):
             raise RecipeError(f"{name} must be a name or have the form package.module:callable, got {value!r}")
+    if recipe.threads is not None and recipe.threads > _MOST_THREADS:
+        raise RecipeError(f"threads must be at most {_MOST_THREADS:,}, got {recipe.threads}")
     if recipe.seed > _LARGEST_SEED:
         raise RecipeError(f"seed must be below 2**63, got {recipe.seed}")
-    for name in ("lr", "finetune_lr", "drop_factor"):
+    for name in ("lr", "finetune_lr", "lr_drop_factor"):
         if getattr(recipe, name) <= 0:
             raise RecipeError(f"{name} must be above 0, got {getattr(recipe, name)}")
-    for name in ("ramp_end", "warmup", "warmup_from"):
+    for name in ("settle", "ramp_end", "warmup", "warmup_from"):
         _check_fraction(name, getattr(recipe, name))
-    for name in ("drops", "finetune_drops"):
+    for name in ("lr_drops", "finetune_lr_drops"):
         fractions = getattr(recipe, name)
         for fraction in fractions:
             _check_fraction(name, fraction)

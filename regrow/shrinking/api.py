@@ -13,25 +13,33 @@ pruned filters. `benchmarks/shrink.py` compares both.
 from __future__ import annotations
 
 import copy
+import operator
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from regrow.checks import warn
-from regrow.core.modules import unwrap
+from regrow.core.modules import brief, check_present, disagreement, exact_outputs, unwrap
 from regrow.shrinking.analyze import analyze
 from regrow.shrinking.channels import Flow, Layer, Reason, grouped
-from regrow.shrinking.plan import ChannelPlan, make_plan
+from regrow.shrinking.plan import NEEDED, ChannelPlan, make_plan
 from regrow.shrinking.rewrite import rewrite
 from regrow.shrinking.trace import LAYERS, UntraceableError, trace
 
-# Far above rounding errors, far below the effect of a misplaced channel.
+# Relative to the largest output: far above most rounding errors, far below the effect of a misplaced channel.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+
+_PRODUCTS = {
+    *(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, F.linear),
+    *(torch.conv1d, torch.conv2d, torch.conv3d),
+}
 
 
 @dataclass(frozen=True)
@@ -102,8 +110,9 @@ def shrink(model: nn.Module, example_input: Any, *, round_to: int = 1, gather: b
     if not isinstance(round_to, int) or round_to < 1:
         raise ValueError(f"round_to must be a whole number of channels, at least 1, got {round_to!r}. Did you mean 8?")
     if isinstance(example_input, tuple | list) and all(isinstance(each, int) for each in example_input):
-        raise TypeError(f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), got {example_input!r}")
+        raise TypeError(f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), got {brief(example_input)}")
     inputs = tuple(example_input) if isinstance(example_input, tuple | list) else (example_input,)
+    check_present(unwrap(model))
     original = copy.deepcopy(unwrap(model)).eval()
     with torch.no_grad():  # first of all, so that an unsuitable input raises the model's own error
         expected = original(*_copied(inputs))
@@ -111,8 +120,8 @@ def shrink(model: nn.Module, example_input: Any, *, round_to: int = 1, gather: b
         small: nn.Module
         small, layers = _shrunk(copy.deepcopy(original), _copied(inputs), round_to=round_to, gather=gather)
         with torch.no_grad():
-            difference = _difference(expected, small(*_copied(inputs)))
-        if difference is not None:
+            found = small(*_copied(inputs))
+        if (difference := _difference(expected, found, original, inputs)) is not None:
             raise UntraceableError(f"the shrunk model's outputs differ by {difference:.3g}")
         failed = ""
     except UntraceableError as why:
@@ -137,7 +146,7 @@ def _shrunk(
     traced, untraced = trace(model, inputs)
     flow = analyze(traced)
     plan = make_plan(flow, round_to=round_to, gather=gather)
-    layers = _layer_reports(traced, flow, plan, untraced)
+    layers = _layer_reports(model, traced, flow, plan, untraced)
     rewrite(traced, flow, plan)
     return traced, layers
 
@@ -147,17 +156,18 @@ def _copied(inputs: tuple[Any, ...]) -> Any:
     return pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), inputs)
 
 
-def _difference(expected: Any, found: Any) -> float | None:
-    """Return the largest difference between two models' outputs, or None if it is only rounding.
+def _difference(expected: Any, found: Any, model: nn.Module, inputs: tuple[Any, ...]) -> float | None:
+    """Return the first difference between two models' outputs that is more than rounding; None if there is none.
 
     This guards against code that symbolic tracing cannot see, such as a forward that checks the type of its input.
     """
-    for x, y in zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True):
+    exact = cache(lambda: exact_outputs(model, inputs))
+    pairs = zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True)
+    for number, (x, y) in enumerate(pairs):
         if isinstance(x, Tensor) and x.is_floating_point():
-            limit = _TOLERANCE.get(x.dtype, 0.05) * max(1.0, float(x.abs().max()))
-            difference = float((x - y).abs().max()) if x.shape == y.shape else torch.inf
-            if not difference <= limit:
-                return difference
+            wrong = disagreement(y, x, lambda at=number: exact().get(at), _TOLERANCE.get(x.dtype, 0.05))  # type: ignore[misc]
+            if wrong is not None:
+                return wrong[0]
     return None
 
 
@@ -169,29 +179,50 @@ def _warn(report: ShrinkReport) -> None:
     if report.failed:
         warn(f"shrink did not change the model: {report.failed}")
     elif report.unsupported:
-        listed = "; ".join(f"{name}: {why}" for name, why in report.unsupported.items())
-        warn(f"shrink left pruned filters in {len(report.unsupported)} layers: {listed}")
+        warn(f"shrink left pruned filters in {_count(report.unsupported)}: {_by_reason(report.unsupported)}")
+
+
+def _by_reason(unsupported: Mapping[str, str]) -> str:
+    """Return each reason with the layers that it applies to; at most three are named."""
+    layers: dict[str, list[str]] = {}
+    for name, why in unsupported.items():
+        layers.setdefault(why, []).append(name)
+    return "; ".join(
+        f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}: {why}"
+        for why, names in layers.items()
+    )
+
+
+def _count(layers: Sized) -> str:
+    return "1 layer" if len(layers) == 1 else f"{len(layers)} layers"
 
 
 def _layer_reports(
-    traced: fx.GraphModule, flow: Flow, plan: ChannelPlan, untraced: dict[str, str]
+    model: nn.Module, traced: fx.GraphModule, flow: Flow, plan: ChannelPlan, untraced: dict[str, str]
 ) -> tuple[LayerReport, ...]:
     """Return the layers of `traced` in execution order, as the plan will leave them."""
     followed = {layer.node: layer for layer in flow.layers}
     found: list[LayerReport] = []
     for node in traced.graph.nodes:
         if node in followed:
-            found.append(_followed(followed[node], plan))
+            found.append(_followed(followed[node], flow, plan))
+        elif node.op == "get_attr":
+            names = {layer.name for layer in found}
+            found += [layer for layer in _functional(model, node) if layer.name not in names]
         elif node.op == "call_module":
             why = untraced.get(str(node.target), flow.opaque.get(node, ""))
             found += _unfollowed(str(node.target), traced.get_submodule(str(node.target)), why)
     return tuple(found)
 
 
-def _followed(layer: Layer, plan: ChannelPlan) -> LayerReport:
+def _followed(layer: Layer, flow: Flow, plan: ChannelPlan) -> LayerReport:
     kept = plan.computed[layer]
     constant = layer.result.slots[kept & ~layer.result.varies].tolist()
-    reasons = [plan.reason(slot) for slot in constant]
+    # A channel that is needed because it stops being constant could be removed by a more capable `shrink`.
+    reasons = [
+        flow.blurred[slot] if reason is NEEDED and slot in flow.blurred else reason
+        for slot, reason in ((slot, plan.reason(slot)) for slot in constant)
+    ]
     inputs = int(plan.kept(layer.source).sum()) if kept.any() else 0
     return LayerReport(
         name=str(layer.node.target),
@@ -222,6 +253,31 @@ def _unfollowed(path: str, module: nn.Module, why: str) -> Iterable[LayerReport]
             stayed={text: zeros} if zeros else {},
             unsupported=text if zeros else "",
         )
+
+
+def _functional(model: nn.Module, node: fx.Node) -> Iterable[LayerReport]:
+    """Report a layer whose own forward was traced, or a weight that functions such as `F.conv2d` read."""
+    path = str(node.target)
+    while path:
+        path = path.rpartition(".")[0]  # the parameter may belong to a parametrization of the layer
+        if isinstance(module := model.get_submodule(path), LAYERS):
+            yield from _unfollowed(path, module, f"{type(module).__name__} has a forward of its own")
+            return
+    weight = operator.attrgetter(str(node.target))(model)
+    used = _PRODUCTS & {user.target for user in node.users}
+    if not used or not isinstance(weight, nn.Parameter) or weight.dim() < 2:  # a bias
+        return
+    outputs, inputs = weight.shape[0], weight.shape[1]
+    zeros = int((weight.detach().flatten(1) == 0).all(1).sum())
+    text = "its weight is not in a layer, but is passed to a function"
+    yield LayerReport(
+        name=str(node.target),
+        inputs=(inputs, inputs),
+        outputs=(outputs, outputs),
+        spread=outputs,
+        stayed={text: zeros} if zeros else {},
+        unsupported=text if zeros else "",
+    )
 
 
 def _channels(layer: LayerReport) -> str:

@@ -83,6 +83,8 @@ class Flow:
     queried: list[Channels] = field(default_factory=list)
     pins: dict[int, Reason] = field(default_factory=dict)
     opaque: dict[fx.Node, str] = field(default_factory=dict)
+    # Slot of a constant channel -> why it varies from some node on.
+    blurred: dict[int, Reason] = field(default_factory=dict)
     _parent: list[int] = field(default_factory=list)
 
     def fresh(self, axis: int, constant: Tensor) -> Channels:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -180,4 +181,4 @@ def _is_torch(module: nn.Module) -> bool:
 
 def _one_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:160]
+    return textwrap.shorten(f"{type(error).__name__}: {lines[0] if lines else ''}", 160, placeholder=" …")

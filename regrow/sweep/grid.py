@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from regrow.runs.recipe import Recipe, RecipeError, is_own_method, load_recipe, read_toml, recipe_names
+from regrow.methods.registry import built_in_name, find_method
+from regrow.runs.recipe import Recipe, RecipeError, load_recipe, read_toml, recipe_names
 from regrow.text import did_you_mean
+
+# A few lists in a small file can mean billions of runs; a year has half a million minutes.
+_MOST_RUNS = 100_000
 
 _FIELDS = {field.name: field.default for field in dataclasses.fields(Recipe)}
 
@@ -29,7 +34,10 @@ def read_sweep(path: Path | str) -> list[Recipe]:
     base = _base(content.pop("recipe", None), path)
     grids = content.pop("grid", {})
     fixed = Recipe.of({**vars(base), **content}, str(path))
-    recipes = [recipe for grid in _tables(grids, path) for recipe in _combinations(fixed, grid, path)]
+    choices = [{name: _choices(name, value, path) for name, value in grid.items()} for grid in _tables(grids, path)]
+    if (runs := sum(math.prod(map(len, each.values())) for each in choices)) > _MOST_RUNS:
+        raise RecipeError(f"{path} has {runs:,} runs; the limit is {_MOST_RUNS:,}. Split it into several sweeps.")
+    recipes = [recipe for each in choices for recipe in _combinations(fixed, each, path)]
     _check_methods(recipes, path)
     return list(dict.fromkeys(recipes))
 
@@ -53,9 +61,8 @@ def _tables(grids: Any, path: Path) -> list[dict[str, Any]]:
     return tables
 
 
-def _combinations(fixed: Recipe, grid: Mapping[str, Any], path: Path) -> Iterator[Recipe]:
+def _combinations(fixed: Recipe, choices: Mapping[str, list[Any]], path: Path) -> Iterator[Recipe]:
     """Yield a recipe for each combination; the last field changes fastest."""
-    choices = {name: _choices(name, value, path) for name, value in grid.items()}
     fields = vars(fixed)
     for values in itertools.product(*choices.values()):
         point = dict(zip(choices, values, strict=True))
@@ -78,9 +85,7 @@ def _choices(name: str, value: Any, path: Path) -> list[Any]:
 def _check_methods(recipes: list[Recipe], path: Path) -> None:
     """Find a misspelled method before anything is trained; only methods of other packages need torch for this."""
     for name in dict.fromkeys(recipe.method for recipe in recipes):
-        if not is_own_method(name):
-            from regrow.methods.registry import find_method
-
+        if built_in_name(name) is None:
             try:
                 find_method(name)
             except (TypeError, ValueError) as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from regrow.runs.folder import InUseError, RunFolderError, cannot_write, read_result
+from regrow.runs.folder import InUseError, RunFolderError, cannot_write, open_inside, read_result
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.runs.stop import StoppedError
 
@@ -139,7 +139,9 @@ def _logged(folder: Path) -> Iterator[None]:
     path = folder / LOG
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = open_inside(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except RunFolderError:
+        raise
     except OSError as error:
         raise cannot_write(path, error) from error
     before = [os.dup(stream) for stream in (1, 2)]

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
-import threading
 import time
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+from regrow.runs.stop import GRACE, stop_with_parent
 from regrow.sweep.jobs import Job, JobResult, work
 
 # Imported once, because it takes seconds: torch's optimizers need its compiler even if nothing is compiled.
 _PRELOAD = ["regrow.sweep.jobs", "regrow.train.run", "torch._dynamo"]
-# Seconds in which a run must finish its current step and save it before it is killed.
-GRACE = 30.0
 
 
 @dataclass(frozen=True)
@@ -83,17 +80,7 @@ def _cause_of_death(code: int) -> str:
 
 def _serve(job: Job, threads: int, sender: Connection) -> None:
     """Work on `job` in the worker's process."""
-    threading.Thread(target=_stop_with_driver, daemon=True).start()
-    result = work(job, threads=threads)
+    with stop_with_parent():
+        result = work(job, threads=threads)
     with contextlib.suppress(BrokenPipeError):  # without a driver, the next one finds the result in the folder
         sender.send(result)
-
-
-def _stop_with_driver() -> None:
-    """Wait for the driver to end, for whatever reason; then save and exit."""
-    driver = multiprocessing.parent_process()
-    assert driver is not None, "workers are started by a driver"
-    driver.join()
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE)
-    os._exit(1)

@@ -16,15 +16,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Adam, Optimizer
 
 from regrow import data, models
-from regrow.core.masks import Masks
 from regrow.core.modules import named_parameters
+from regrow.core.options import EPOCH
+from regrow.core.pruner import Pruner
 from regrow.core.schedule import Constant, Cubic, Schedule, scaled_period
+from regrow.core.state import Masks
+from regrow.core.targets import find_targets
 from regrow.data import Batches, ImageSet
 from regrow.data.registry import DatasetInfo
 from regrow.files.model_file import difference
 from regrow.files.packed import load
-from regrow.host.targets import find_targets
-from regrow.methods import SFP, Dense, Feedback, Fixed, Pruner
 from regrow.methods.registry import find_method, method_options
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.text import did_you_mean
@@ -203,8 +204,8 @@ def training_rate(recipe: Recipe, total: int) -> LearningRate:
     """Return the learning rate of a training of `total` steps."""
     return LearningRate(
         peak=recipe.lr,
-        drops=tuple(round(fraction * total) for fraction in recipe.drops),
-        factor=recipe.drop_factor,
+        drops=tuple(round(fraction * total) for fraction in recipe.lr_drops),
+        factor=recipe.lr_drop_factor,
         warmup=round(recipe.warmup * total),
         warmup_from=recipe.warmup_from,
     )
@@ -212,20 +213,12 @@ def training_rate(recipe: Recipe, total: int) -> LearningRate:
 
 def finetuning_rate(recipe: Recipe, total: int) -> LearningRate:
     """Return the learning rate of a fine-tuning of `total` steps."""
-    drops = tuple(round(fraction * total) for fraction in recipe.finetune_drops)
-    return LearningRate(peak=recipe.finetune_lr, drops=drops, factor=recipe.drop_factor)
+    drops = tuple(round(fraction * total) for fraction in recipe.finetune_lr_drops)
+    return LearningRate(peak=recipe.finetune_lr, drops=drops, factor=recipe.lr_drop_factor)
 
 
-# Recipe fields that are options of many methods, and the names of these options.
-_SHARED = {
-    "targets": "targets",
-    "include_last": "include_last",
-    "scope": "scope",
-    "unit": "unit",
-    "floor": "floor",
-    "decay_at": "decay",
-    "every": "every",
-}
+# Recipe fields that are options of many methods.
+_SHARED = ("targets", "include_last", "scope", "unit", "floor", "weight_decay_at", "every", "settle")
 
 # A string that needs no quotes: in TOML only true, false, inf and nan look like it.
 _WORD = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
@@ -253,12 +246,13 @@ def chosen_method(recipe: Recipe) -> type[Pruner]:
 
 
 def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimizer, steps: int) -> Pruner:
-    if method is Fixed:
+    if method.takes_masks:
         _options(recipe, method, dict.fromkeys(("targets", "include_last")))
-        return Fixed(model, optimizer, _given_masks(recipe, model))
+        fixed: Pruner = method(model, optimizer, _given_masks(recipe, model))
+        return fixed
     if recipe.masks is not None:
         raise RecipeError(f"masks are only for method fixed, got {recipe.masks!r} for {recipe.method}")
-    if issubclass(method, Feedback) and recipe.finetune_epochs:
+    if recipe.finetune_epochs and not method.has_mask:
         raise RecipeError(
             f"{recipe.method} has no mask to keep, so fine-tuning would undo the compression: "
             f"train longer instead of --finetune-epochs {recipe.finetune_epochs}"
@@ -268,13 +262,17 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
     for name, default in known.items():
         if default is ... and name not in options:
             raise RecipeError(f"{recipe.method} needs --options {name}=VALUE: see regrow methods {recipe.method}")
+    if "settle" in known and not options.get("settle"):
+        # Only settling needs the length. A recipe that is too short to reach its sparsity is no error: the end of the
+        # run says so, and tests of a recipe with few epochs stay possible.
+        options.pop("total_steps", None)
     pruner: Pruner = method(model, optimizer, **options)
-    if "total" not in options:  # methods that know the length of training warn themselves
+    if "total_steps" not in options:  # methods that know the length of training warn themselves
         pruner.warn_if_idle(recipe.epochs * steps)
-    if method is SFP and steps % pruner.every:
+    if method.every_divides_epoch and steps % pruner.every:
         raise RecipeError(
-            f"sfp is sparse only right after a mask update, and it is evaluated after each epoch: every must divide "
-            f"the {steps} steps of an epoch, got {pruner.every}"
+            f"{recipe.method} is sparse only right after a mask update, and it is evaluated after each epoch: every "
+            f"must divide the {steps} steps of an epoch, got {pruner.every}"
         )
     return pruner
 
@@ -299,17 +297,16 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
     facts = {
         "sparsity": make_schedule(recipe, steps) if ramps(method) else recipe.sparsity,
         "at": total,
-        "total": total,
         "total_steps": total,
         "seed": recipe.seed,
     }
-    if known.get("every", ...) is None and recipe.every is None:
-        facts["every"] = steps  # methods without a default period update once per epoch
+    period = steps if method.period == EPOCH else method.period  # the paper's own, in epochs of this length
+    if recipe.every is None and known.get("every") == "auto":
+        facts["every"] = period
     if recipe.every == "auto" and "every" in known:
-        period = steps if known["every"] is None else method.period
         end = round(recipe.ramp_fraction * total) if ramps(method) else None
         period = scaled_period(period, ramp_end=end or None, total_steps=total)
-        if method is SFP:  # it must have just pruned when it is evaluated at the end of an epoch
+        if method.every_divides_epoch:  # it must have just pruned when it is evaluated at the end of an epoch
             period = max(each for each in range(1, period + 1) if steps % each == 0)
         facts["every"] = period
     return {name: value for name, value in facts.items() if name in known or name == "every"}
@@ -317,9 +314,10 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
 
 def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that the recipe sets; an option that the method does not have is an error."""
-    fields = {name: getattr(recipe, field) for field, name in _SHARED.items()}
+    fields = {name: getattr(recipe, name) for name in _SHARED}
+    fields["stabilize"] = recipe.stabilize or None
     given = {name: value for name, value in fields.items() if value not in (None, (), "auto")}
-    if method is Dense:  # the baseline of any recipe ignores other options
+    if method.ignores_options:
         return {name: value for name, value in given.items() if name in known}
     given |= dict(map(_parse, recipe.options))
     for name, value in given.items():
@@ -334,8 +332,8 @@ def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> 
 def _parse(option: str) -> tuple[str, Any]:
     """Split `name=value`; the value is parsed as TOML, but a word needs no quotes.
 
-    >>> _parse("zeta=0.2"), _parse("criterion=rms")
-    (('zeta', 0.2), ('criterion', 'rms'))
+    >>> _parse("drop_fraction=0.2"), _parse("criterion=rms")
+    (('drop_fraction', 0.2), ('criterion', 'rms'))
     """
     name, equals, value = option.partition("=")
     try:

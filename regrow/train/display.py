@@ -80,11 +80,11 @@ class Display:
 
     def _epoch_line(self, record: dict[str, Any]) -> str:
         width = len(str(self._epochs))
-        top5 = f"top-5 {record['top5']:.2f}  " if "top5" in record else ""
+        top5 = f"top-5 {record['top5']:.2f} %  " if "top5" in record else ""
         return (
-            f"epoch {record['epoch']:>{width}}/{self._epochs}  loss {record['loss']:.3f}  top-1 {record['top1']:5.2f}  "
-            f"{top5}sparsity {100 * record['sparsity']:4.1f} %  δ {record['delta']:.3f}  "
-            f"flips {100 * record['flips']:4.1f} %  {record['images_per_second']:,.0f} img/s{self._eta(record['step'])}"
+            f"epoch {record['epoch']:>{width}}/{self._epochs}  top-1 {record['top1']:5.2f} %  {top5}"
+            f"sparsity {100 * record['sparsity']:4.1f} %  loss {record['loss']:.3f}  "
+            f"{record['images_per_second']:,.0f} img/s{self._eta(record['step'])}"
         )
 
     def _eta(self, step: int) -> str:
@@ -107,6 +107,8 @@ def start_table(event: Started) -> Table:
         table.add_row("sparsity", _sparsity(recipe))
     if recipe.init is not None:
         table.add_row("weights", f"from {recipe.init}")
+    if event.every is not None:
+        table.add_row("masks", f"updated every {event.every} steps" if event.every > 1 else "updated after every step")
     if recipe.method == "fixed":
         table.add_row("masks", f"from {recipe.masks}")
     table.add_row("training", _training(recipe, event.steps_per_epoch))
@@ -159,7 +161,7 @@ def _facts(heading: str) -> Table:
 
 
 def _sparsity(recipe: Recipe) -> str:
-    from regrow.methods.registry import find_method, method_options
+    from regrow.methods.registry import find_method
     from regrow.train.build import ramps
 
     pruned = f"{100 * recipe.sparsity:g} % of the {'filters' if recipe.prunes_filters else 'weights'}"
@@ -167,13 +169,13 @@ def _sparsity(recipe: Recipe) -> str:
         return f"{pruned}, before fine-tuning"
     if recipe.method == "oneshot":
         return f"{pruned}, in one step after {recipe.epochs} epochs"
-    if "total_steps" in method_options(find_method(recipe.method)):
+    if find_method(recipe.method).has_own_schedule:
         return f"{pruned}, on the method's own schedule"
     end = recipe.ramp_fraction * recipe.epochs if ramps(find_method(recipe.method)) else 0
     return f"{pruned}, " + (f"reached after {end:.4g} epochs" if end else "from the first step")
 
 
 def _training(recipe: Recipe, steps: int) -> str:
-    drops = ", ".join(f"{fraction * recipe.epochs:.4g}" for fraction in recipe.drops)
-    drop = f", x{recipe.drop_factor:g} after {drops} epochs" if drops else ""
+    drops = ", ".join(f"{fraction * recipe.epochs:.4g}" for fraction in recipe.lr_drops)
+    drop = f", x{recipe.lr_drop_factor:g} after {drops} epochs" if drops else ""
     return f"{recipe.epochs} epochs of {steps:,} steps, {recipe.optimizer} at {recipe.lr:g}{drop}"

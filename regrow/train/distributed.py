@@ -12,12 +12,14 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from regrow.host.shards import is_sharded
+from regrow.core.distributed import is_sharded
+from regrow.runs.stop import stop_with_parent
 from regrow.system import cores
 
 Answer = TypeVar("Answer")
@@ -178,7 +180,7 @@ def launch(work: Callable[..., int], arguments: tuple[Any, ...], *, nproc: int, 
     """Run `work(*arguments)` in `nproc` processes on this machine and return the largest exit code.
 
     When a process dies, all are restarted, at most `restarts` times; a run resumes from its last checkpoint. SIGINT
-    and SIGTERM are passed on, and the processes have half a minute to save.
+    and SIGTERM are passed on, and the processes have half a minute to save. The same happens if this process is killed.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -198,7 +200,7 @@ def launch(work: Callable[..., int], arguments: tuple[Any, ...], *, nproc: int, 
         start_method="spawn",
     )
     try:
-        codes: dict[int, int] = elastic_launch(config, work)(*arguments)
+        codes: dict[int, int] = elastic_launch(config, _serve)(work, arguments)
         return max(codes.values())
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
@@ -208,3 +210,12 @@ def launch(work: Callable[..., int], arguments: tuple[Any, ...], *, nproc: int, 
             f"process {number} of {nproc} died ({failure.signal_name() or f'exit code {failure.exitcode}'}) after "
             f"{restarts} restarts. Run the same command again to resume from the last checkpoint."
         ) from None
+
+
+def _serve(work: Callable[..., int], arguments: tuple[Any, ...]) -> int:
+    """Run one of the processes of `launch`, which ends with the launcher."""
+    # torch lets the system send SIGINT, too: the second signal would end the run before it is saved. SIGINT alone
+    # would not end the process, which waits for the launcher to read the exit code.
+    torch.multiprocessing._prctl_pr_set_pdeathsig(0)  # type: ignore[attr-defined]
+    with stop_with_parent():
+        return work(*arguments)

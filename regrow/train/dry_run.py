@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 from regrow.analysis import Account, account
-from regrow.methods import SFP
 from regrow.methods.registry import method_options
 from regrow.runs.recipe import Recipe
 from regrow.train.build import chosen_method
@@ -81,8 +80,8 @@ def _with_early_masks(recipe: Recipe, steps: int) -> Recipe:
     known = method_options(method)
     fields: dict[str, Any] = {"ramp_end": 0.0}
     if "every" in known:
-        # SFP's period must divide the steps of an epoch.
-        fields["every"] = next(n for n in range(_BATCHES, 0, -1) if method is not SFP or steps % n == 0)
+        divides = method.every_divides_epoch
+        fields["every"] = next(n for n in range(_BATCHES, 0, -1) if not divides or steps % n == 0)
     sooner: dict[str, Any] = {"at": _BATCHES, "initial_sparsity": recipe.sparsity}
     if "switches" in known:
         sooner["switches"] = [0.0, *known["switches"][1:]]

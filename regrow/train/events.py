@@ -27,6 +27,8 @@ class Started:
     steps_per_epoch: int
     total: int
     resumed: bool
+    every: int | None = None
+    """Optimizer steps between mask updates, of methods that have a period."""
 
 
 @dataclass(frozen=True)

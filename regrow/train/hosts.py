@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from regrow.core.pruner import Pruner
 from regrow.core.schedule import Cubic
-from regrow.methods import Pruner
 from regrow.methods.registry import find_method, method_options
 from regrow.train.build import ramps
 

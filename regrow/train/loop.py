@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.analysis import Dynamics
-from regrow.core.masks import Masks
+from regrow.core.bits import unpack
+from regrow.core.distributed import is_sharded, local_part
+from regrow.core.pruner import Pruner
+from regrow.core.state import Masks
 from regrow.data import DataError
-from regrow.host.layout import unpack
-from regrow.host.shards import held, is_sharded
-from regrow.methods import Fixed, Pruner
+from regrow.methods.fixed import Fixed
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.train import build
 from regrow.train.build import LearningRate
@@ -96,7 +97,7 @@ class Trainer:
             self._restore(state)
             return
         self.phase = self._training()
-        self.dynamics = Dynamics(self.phase.pruner.whole_masks())
+        self.dynamics = Dynamics(self.phase.pruner.full_masks())
 
     @property
     def total(self) -> int:
@@ -122,7 +123,7 @@ class Trainer:
                 return
             if self.step == self.phase.end:
                 self.phase.pruner.detach()
-                self.phase = self._finetuning(self.phase.pruner.whole_masks())
+                self.phase = self._finetuning(self.phase.pruner.full_masks())
             epoch, batch = divmod(self.step, self.sets.steps)
             self._train(epoch, batch, after_step)
 
@@ -145,7 +146,7 @@ class Trainer:
         try:
             self.model.load_state_dict(state["model"])
             self.phase = self._saved_phase(state)
-            self.dynamics = Dynamics(self.phase.pruner.whole_masks())
+            self.dynamics = Dynamics(self.phase.pruner.full_masks())
             self.dynamics.load_state_dict(state["dynamics"])
             self.step, self.totals = int(state["step"]), EpochTotals(**state["tally"])
         except Exception as error:
@@ -216,7 +217,7 @@ class Trainer:
         self.step += 1
         self.totals.images += count
         if pruner.updates != updates:
-            self.dynamics.observe(pruner.whole_masks())
+            self.dynamics.observe(pruner.full_masks())
 
     def _end_epoch(self, after_batch: Callable[[], None]) -> dict[str, Any]:
         """Evaluate and return the record of the epoch; only the last two entries depend on the clock."""
@@ -227,7 +228,7 @@ class Trainer:
         score = evaluate(
             self._network, self.sets.test, bf16=self.recipe.bf16, after_batch=after_batch, ranks=self._ranks
         )
-        stats, moved = self.phase.pruner.stats(), self.dynamics.epoch_end(self.phase.pruner.whole_masks())
+        stats, moved = self.phase.pruner.stats(), self.dynamics.epoch_end(self.phase.pruner.full_masks())
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -260,7 +261,7 @@ class Trainer:
     def check_finite(self) -> None:
         """Raise `DivergedError` unless all weights (pruned and dense) and statistics are finite."""
         weights = {**self.model.state_dict(), **self.phase.pruner.weights}
-        bad = [index for index, weight in enumerate(weights.values()) if not torch.isfinite(held(weight)).all()]
+        bad = [index for index, weight in enumerate(weights.values()) if not torch.isfinite(local_part(weight)).all()]
         [worst] = self._ranks.max(bad[0] if bad else -1)
         if worst >= 0:
             name = list(weights)[int(worst)]

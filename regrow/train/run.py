@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from regrow.analysis import Account, account
 from regrow.files.model_file import safetensors, save_model
 from regrow.runs.folder import (
+    CHECKPOINT,
     DIVERGED,
     Metrics,
     RunFolderError,
     cannot_write,
+    check_entries,
     locked,
     read_metrics,
     read_result,
@@ -79,6 +81,7 @@ def _enter(recipe: Recipe, folder: Path, lock: ExitStack) -> Recipe:
     except OSError as error:
         raise cannot_write(folder, error) from error
     lock.enter_context(locked(folder))
+    check_entries(folder)
     remove_partial(folder)
     return _completed(recipe, folder)
 
@@ -131,7 +134,7 @@ class _Run:
     ) -> None:
         self.recipe, self.folder, self.stop, self.ranks, self._imports = recipe, folder, stop, ranks, imports
         self._listeners, self._save_every = listeners, save_every
-        self._checkpoint = folder / "checkpoint.pt"
+        self._checkpoint = folder / CHECKPOINT
 
     def complete(self) -> dict[str, Any]:
         """Train what is left and return the result."""
@@ -172,6 +175,7 @@ class _Run:
         self._last: dict[str, Any] | None = state["last"]
         self._metrics = self._open(state["metrics"]) if self.ranks.is_rank0 else None
         self._started = self._saved = time.monotonic()
+        pruner = self.trainer.phase.pruner
         self._tell(
             Started(
                 recipe=self.recipe,
@@ -181,13 +185,20 @@ class _Run:
                 steps_per_epoch=self.trainer.sets.steps,
                 total=self.trainer.total,
                 resumed="trainer" in state,
+                every=pruner.every if pruner.is_periodic() else None,
             )
         )
 
     def _read(self) -> dict[str, Any]:
-        if not self._checkpoint.is_file():
+        try:
+            state = checkpoint.load(self._checkpoint)
+        except FileNotFoundError:
+            if (older := self.folder / "checkpoint.pt").exists():
+                raise RunFolderError(
+                    f"{older} is a checkpoint of an older version of regrow. Resume with that version, or remove it to "
+                    "start from the beginning."
+                ) from None
             return {"metrics": 0, "seconds": 0.0, "last": None}
-        state = checkpoint.load(self._checkpoint)
         kinds = {"trainer": dict, "metrics": int, "seconds": float, "last": dict | None}
         for name, kind in kinds.items():
             if not isinstance(state.get(name), kind):
@@ -226,6 +237,7 @@ class _Run:
         if self.recipe.parallel == "fsdp":
             state = checkpoint.save_sharded(self.folder, state, self.ranks)
         if self._metrics:
+            self._metrics.check_present()
             checkpoint.save(self._checkpoint, {**state, "metrics": self._metrics.position})
         if self._metrics and "shards" in state:
             remove_shards(self.folder, keep=str(state["shards"]))
@@ -239,6 +251,8 @@ class _Run:
 
     def _write_result(self, model: nn.Module, costs: Account) -> dict[str, Any]:
         last = self._last or {}
+        if self._metrics:
+            self._metrics.check_present()
         self._save_model(model)
         about = self._about()
         result = {
@@ -284,7 +298,7 @@ class _Run:
 
     def _account(self) -> Account:
         model = self.trainer.full_model()
-        return account(model, self.trainer.sets.input, self.trainer.phase.pruner.whole_masks())
+        return account(model, self.trainer.sets.input, self.trainer.phase.pruner.full_masks())
 
     def _elapsed(self) -> float:
         return self._seconds + time.monotonic() - self._started

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from regrow.methods import DPF, Dense, OneShot, Pruner
+from regrow.core.pruner import Pruner
+from regrow.methods.dense import Dense
+from regrow.methods.dpf import DPF
+from regrow.methods.oneshot import OneShot
 from reproduce.theory.problems import Problem
 
 Rate = Callable[[int], float]

@@ -28,7 +28,8 @@ clone code
 run=$folder/runs/resnet20-dpf90-paper
 if [ ! -d "$run" ] && [ -f "$kept/checkpoint.pt" ]; then
     mkdir -p "$run"
-    cp "$kept"/{checkpoint.pt,metrics.jsonl,recipe.toml} "$run/"
+    cp "$kept"/{checkpoint.pt,metrics.jsonl} "$run/"
+    cp "$kept/recipe.txt" "$run/recipe.toml"
     cp "$kept/machines.jsonl" "$folder/"
 fi
 # The record of the long run names every machine that it ran on, with the epoch at which each took over.

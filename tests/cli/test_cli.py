@@ -158,7 +158,7 @@ def test_a_recipe_after_the_options_is_an_error(capsys, tmp_path, monkeypatch, n
         (("train", "digits", "--method", "dfp", "--dry-run"), "Did you mean 'dpf'"),
         (("train", "digits", "--method", "feedback"), "feedback needs --options compressor=VALUE"),
         (("train", "digits", "--method", "feedback", "--dry-run"), "feedback needs --options compressor=VALUE"),
-        (("train", "digits", "--options", "settle='x'", "--dry-run"), "settle must be a share in [0, 1], got 'x'"),
+        (("train", "digits", "--options", "settle='x'", "--dry-run"), "settle must be a fraction in [0, 1], got 'x'"),
         (
             ("train", "digits", "--options", "threshold=weak", "--dry-run"),
             "threshold must be 'hard' (ŵ = m⊙w) or 'soft'",
@@ -232,7 +232,7 @@ def test_methods_are_listed_and_explained(capsys):
     code, said, _ = call(capsys, "methods", "sparse-momentum")
     assert code == 0
     assert "Different from the authors' code" in said
-    assert "  rate  (default 0.5)\n" in said
+    assert "  drop_fraction  (default 0.5)\n" in said
     assert "  sparsity  (required)\n" in said
     code, _, said = call(capsys, "methods", "rigel")
     assert (code, said.startswith("regrow: unknown method 'rigel'. Did you mean 'rigl'?")) == (2, True)
@@ -296,8 +296,15 @@ def test_the_demo_shows_what_pruning_in_one_shot_destroys_and_dpf_does_not(capsy
     assert code == 0
     top1 = {row.name: row.top1 for row in comparison(tmp_path / "demo")}
     assert top1["one-shot"] < 50 < 90 < top1["DPF"]
-    for name in ("accuracy", "sparsity"):
-        assert (tmp_path / "demo" / f"{name}.png").stat().st_size > 10_000
+    assert abs(top1["DPF"] - top1["dense"]) < 3
+    picture = (tmp_path / "demo" / "accuracy.svg").read_text(encoding="utf-8")
+    packed = (tmp_path / "demo" / "digits-dpf.regrow").stat().st_size
+    assert f"DPF {top1['DPF']:.1f} %, {packed / 1e3:.0f} kB" in picture
+    assert "fine-tuning" in picture
+    assert (tmp_path / "demo" / "accuracy.png").stat().st_size > 10_000
+    assert re.search(r"\n +accuracy +sparsity +weights left +epochs *\n", said)
+    assert "δ" not in said
+    assert "flips" not in said
     assert "What to try next" in said
 
 
@@ -318,7 +325,7 @@ def test_warnings_are_printed_without_markup(capsys):
 
 
 def test_the_demo_says_what_its_figures_need(capsys, tmp_path, monkeypatch):
-    def draw(out):
+    def draw(out, files):
         raise ImportError
 
     quick = {name: recipe.changed(width=4, epochs=1, batch=256) for name, recipe in demo.RECIPES.items()}
@@ -326,7 +333,7 @@ def test_the_demo_says_what_its_figures_need(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "draw", draw)
     code, said, _ = call(capsys, "demo", "--out", tmp_path / "[demo]")
     assert code == 0
-    assert 'need altair: pip install "regrow[report]"\n' in said
+    assert 'needs altair: pip install "regrow[report]"\n' in said
     assert f"regrow inspect {tmp_path / '[demo]' / 'DPF'}" in said
 
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import regrow
+from regrow import data
 from regrow.cli import main
+from regrow.export.wasm_module import info_of
 
 
 def cli(*arguments):
@@ -69,6 +71,20 @@ def test_a_c_file_says_what_it_needs_and_checks_itself(run, tmp_path):
     subprocess.run([str(tmp_path / "check")], check=True)
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_a_webassembly_module_is_a_folder_that_knows_how_the_run_normalized_its_images(run, tmp_path):
+    done = cli("export", run, "--to", "wasm", "--weights", "fp16", "--out", tmp_path / "web")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "web").iterdir()) == [
+        *("index.html", "model.d.ts", "model.js", "model.wasm")
+    ]
+    assert "checked in node" in done.stdout
+    info = info_of((tmp_path / "web" / "model.wasm").read_bytes())
+    assert (tuple(info["mean"]), tuple(info["std"])) == (data.info("digits").mean, data.info("digits").std)
+    shrunk = cli("export", run, "--to", "wasm", "--shrink", "--out", tmp_path / "small")
+    assert shrunk.returncode == 0, shrunk.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs cc")
 def test_the_command_that_checks_a_c_file_works_where_it_was_printed(run, tmp_path):
@@ -83,7 +99,7 @@ def test_the_command_that_checks_a_c_file_works_where_it_was_printed(run, tmp_pa
         (["--to", "onnx", "--dtype", "int8"], "--dtype is for --to packed, not for --to onnx"),
         (["--sparse"], "--sparse is for --to onnx, not for --to packed"),
         (["--to", "onxx"], "onnx"),
-        (["--weights", "int8"], "--weights is for --to c, not for --to packed"),
+        (["--weights", "int8"], "--weights is for --to c or --to wasm, not for --to packed"),
         (["--to", "c", "--out", "net.cpp"], "must end in .c"),
         (["--shrink", "--round-to", "0"], "regrow: --round-to must be at least 1, got 0. Did you mean 8?\n"),
         (["--round-to", "8"], "regrow: --round-to 8 needs --shrink.\n"),

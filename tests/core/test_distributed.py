@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regrow
-from regrow.host.agreement import DisagreementError
+from regrow.core.distributed import RankMismatchError
 from tests.core.nets import batches, sgd, small_cnn, train
 from tests.train.together import run_together
 
@@ -67,7 +67,7 @@ def drift_apart(rank):
     if rank:
         with pruner.dense(), torch.no_grad():
             model.module[0].weight.mul_(-1)[0, 0, 0, 0] = 7.0
-    with pytest.raises(DisagreementError, match="at step 8 the ranks made different masks") as caught:
+    with pytest.raises(RankMismatchError, match="at step 8 the ranks computed different masks") as caught:
         train(model, optimizer, batches(6))
     return str(caught.value)
 
@@ -81,9 +81,9 @@ def attach_alone(rank):
     alone = [dist.new_group([0]), dist.new_group([1])][rank]
     taken = 0
     for attach in (
-        lambda m, o: regrow.DPF(m, o, sparsity=0.5, group=alone),
-        lambda m, o: regrow.Fixed(m, o, {"0.weight": m[0].weight > 0}, group=alone),
-        lambda m, o: regrow.Dense(m, o, group=alone),
+        lambda m, o: regrow.DPF(m, o, sparsity=0.5, process_group=alone),
+        lambda m, o: regrow.Fixed(m, o, {"0.weight": m[0].weight > 0}, process_group=alone),
+        lambda m, o: regrow.Dense(m, o, process_group=alone),
     ):
         model = nn.Sequential(nn.Linear(4 + rank, 3), nn.Linear(3, 2))
         optimizer = sgd(model)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import regrow
-from regrow.core.pruner import BasePruner
+from regrow.core.pruner import Pruner
 from tests.core.nets import batches, sgd, small_cnn, train
 
 
@@ -45,7 +45,8 @@ def test_stats_tell_what_is_there(trained):
 
 def test_a_pruner_is_printed_with_where_it_is(trained):
     pruner = trained[2]
-    assert repr(pruner) == f"<DPF at step 30: {pruner.requested:.1%} sparsity asked of {len(pruner.targets)} weights>"
+    target = f"target sparsity {pruner.requested:.1%}, {len(pruner.targets)} tensors"
+    assert repr(pruner) == f"<DPF at step 30: {target}, {pruner.spared} stays dense, every={pruner.every}>"
 
 
 def test_flips_count_the_mask_elements_that_changed(trained):
@@ -115,7 +116,7 @@ def test_fixed_masks_must_fit():
     model = small_cnn()
     with pytest.raises(ValueError, match=r"mask of 0\.weight has shape \(2, 2\), the weight has \(8, 1, 3, 3\)"):
         regrow.Fixed(model, sgd(model), {"0.weight": torch.ones(2, 2, dtype=torch.bool)})
-    with pytest.raises(ValueError, match=r"named like its parameter, such as 0\.weight; got 0$"):
+    with pytest.raises(ValueError, match=r"need names of parameters, such as 0\.weight; got 0$"):
         regrow.Fixed(model, sgd(model), {"0": torch.ones(8, 1, 3, 3, dtype=torch.bool)})
     with pytest.raises(TypeError, match=r"mask of 0\.weight must be a boolean tensor.*torch\.float32"):
         regrow.Fixed(model, sgd(model), {"0.weight": torch.ones(8, 1, 3, 3)})
@@ -303,11 +304,15 @@ def test_another_schedule_of_the_same_kind_is_noticed(other):
 @pytest.mark.parametrize(
     ("saved", "here", "message"),
     [
-        ({"decay": "pruned"}, {}, "saved with decay='pruned', this pruner has decay='dense'"),
         (
-            {"settle": 0.1, "total": 100},
-            {"settle": 0.1, "total": 200},
-            "saved with total=100, this pruner has total=200",
+            {"weight_decay_at": "pruned"},
+            {},
+            "saved with weight_decay_at='pruned', this pruner has weight_decay_at='dense'",
+        ),
+        (
+            {"settle": 0.1, "total_steps": 100},
+            {"settle": 0.1, "total_steps": 200},
+            "saved with total_steps=100, this pruner has total_steps=200",
         ),
     ],
 )
@@ -317,13 +322,13 @@ def test_options_that_change_training_are_compared(saved, here, message):
 
 
 def test_a_training_that_does_not_settle_may_become_longer():
-    _dpf(total=200).load_state_dict(_dpf(total=100).state_dict())
+    _dpf(total_steps=200).load_state_dict(_dpf(total_steps=100).state_dict())
 
 
 def test_a_state_from_before_there_was_an_option_still_loads(trained):
     _, _, pruner = trained
     state = pruner.state_dict()
-    del state["decay"], state["total"]
+    del state["weight_decay_at"], state["total_steps"]
     pruner.load_state_dict(state)
     with pytest.raises(ValueError, match=r"not the state of a pruner: it has no 'method', only \['0.weight'"):
         pruner.load_state_dict({"0.weight": torch.ones(1)})
@@ -331,8 +336,8 @@ def test_a_state_from_before_there_was_an_option_still_loads(trained):
 
 def test_a_pruner_without_targets_is_refused():
     model = small_cnn()
-    with pytest.raises(ValueError, match="a pruner needs at least one target"):
-        BasePruner(model, sgd(model), sparsity=0.5, targets=[])
+    with pytest.raises(ValueError, match=r"targets=\[\] selects no parameter"):
+        Pruner(model, sgd(model), sparsity=0.5, targets=[])
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -353,5 +358,5 @@ def test_frozen_weights_are_left_alone_unless_they_are_chosen(held):
 
 def test_a_criterion_for_filters_is_refused_where_there_are_none():
     model = small_cnn()
-    with pytest.raises(ValueError, match="criterion='l1' ranks filters: it goes with unit='filter', not unit='weight'"):
+    with pytest.raises(ValueError, match="criterion='l1' ranks filters: it needs unit='filter', not unit='weight'"):
         regrow.DPF(model, sgd(model), sparsity=0.5, criterion="l1")

@@ -253,7 +253,7 @@ def test_nan_in_the_weights_stops_at_the_next_mask_with_the_name_of_the_paramete
     train(model, optimizer, batches(2))
     model[3].weight.grad[0, 0, 0, 0] = float("nan")
     optimizer.step()
-    with pytest.raises(ValueError, match=r"3\.weight holds NaN.*diverged"):
+    with pytest.raises(ValueError, match=r"3\.weight contains NaN.*diverged"):
         optimizer.step()
     assert int(model[0].weight[~pruner.masks["0.weight"]].count_nonzero()) == 0
 
@@ -262,7 +262,7 @@ def test_nan_in_the_weights_stops_at_the_next_mask_with_the_name_of_the_paramete
 def test_nan_in_the_last_layer_leaves_the_masks_of_the_first_ones_as_they_were(method):
     model = small_cnn()
     optimizer = sgd(model)
-    options = {"total": 100} if method in ("RigL", "SET") else {"scope": "layer"} if method != "SFP" else {}
+    options = {"total_steps": 100} if method in ("RigL", "SET") else {"scope": "layer"} if method != "SFP" else {}
     if method == "GraNet":
         options = {"total_steps": 100, "initial_sparsity": 0.3}
     sparsity = 0.5 if options.keys() & {"total", "total_steps"} else regrow.Cubic(0.5, end=10, initial=0.1)
@@ -273,7 +273,7 @@ def test_nan_in_the_last_layer_leaves_the_masks_of_the_first_ones_as_they_were(m
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     model[6].weight.grad[0] = torch.nan
-    with pytest.raises(ValueError, match=r"6\.weight holds NaN"):
+    with pytest.raises(ValueError, match=r"6\.weight contains NaN"):
         optimizer.step()
     assert all(torch.equal(mask, before[name]) for name, mask in pruner.masks.items())
     assert (pruner.requested, pruner.flips) == told
@@ -388,7 +388,7 @@ def test_weight_decay_can_be_taken_at_the_pruned_weights():
         layer = nn.Linear(4, 1, bias=False)
         layer.weight.data.copy_(weight)
         optimizer = torch.optim.SGD(layer.parameters(), lr=1.0, weight_decay=0.1)
-        pruner = regrow.DPF(layer, optimizer, sparsity=0.5, include_last=True, decay=decay)
+        pruner = regrow.DPF(layer, optimizer, sparsity=0.5, include_last=True, weight_decay_at=decay)
         layer.weight.grad = torch.zeros(1, 4)
         optimizer.step()
         with pruner.dense():
@@ -396,7 +396,7 @@ def test_weight_decay_can_be_taken_at_the_pruned_weights():
         assert optimizer.param_groups[0]["weight_decay"] == 0.1
     fresh = small_cnn()
     with pytest.raises(ValueError, match=r"AdamW decouples it or has none"):
-        regrow.DPF(fresh, torch.optim.AdamW(fresh.parameters()), sparsity=0.5, decay="pruned")
+        regrow.DPF(fresh, torch.optim.AdamW(fresh.parameters()), sparsity=0.5, weight_decay_at="pruned")
 
 
 @pytest.mark.parametrize("closures", [False, True])
@@ -413,7 +413,7 @@ def test_decay_at_the_pruned_weights_equals_the_regulariser_as_part_of_the_loss(
     sign = -1 if kind == "maximize" else 1
     model, other = small_cnn(), small_cnn()
     optimizer, plain = make(list(model.parameters()), 0.1), make(list(other.parameters()), 0.1)
-    regrow.DPF(model, optimizer, sparsity=0.6, every=3, decay="pruned")
+    regrow.DPF(model, optimizer, sparsity=0.6, every=3, weight_decay_at="pruned")
     regrow.DPF(other, plain, sparsity=0.6, every=3)
     strengths = [group["weight_decay"] for group in plain.param_groups]
     for group in plain.param_groups:
@@ -442,12 +442,16 @@ def test_decay_at_the_pruned_weights_equals_the_regulariser_as_part_of_the_loss(
         ({"sparsity": 0.5, "criterion": "l3"}, ValueError, "criterion must be one of .*'l3'"),
         ({"sparsity": 0.5, "floor": -1}, ValueError, "floor must be a whole number of units per layer, at least 0"),
         ({"sparsity": 0.5, "floor": 1.5}, TypeError, "floor must be a whole number .* got 1.5"),
-        ({"sparsity": 0.5, "settle": 0.1, "total": 0}, ValueError, "total must be a whole number .* at least 1, got 0"),
-        ({"sparsity": 0.5, "settle": 0.1, "total": -5}, ValueError, "total must be .* got -5"),
-        ({"sparsity": 0.5, "settle": 0.1, "total": "100"}, TypeError, "total must be .* got '100'"),
-        ({"sparsity": 0.5, "total": 0}, ValueError, "total must be .* got 0"),
-        ({"sparsity": 0.5, "settle": "0.1"}, TypeError, r"settle must be a share in \[0, 1\], got '0.1'"),
-        ({"sparsity": 0.5, "decay": "none"}, ValueError, "decay must be"),
+        (
+            {"sparsity": 0.5, "settle": 0.1, "total_steps": 0},
+            ValueError,
+            "total_steps must be a whole number .* at least 1, got 0",
+        ),
+        ({"sparsity": 0.5, "settle": 0.1, "total_steps": -5}, ValueError, "total_steps must be .* got -5"),
+        ({"sparsity": 0.5, "settle": 0.1, "total_steps": "100"}, TypeError, "total_steps must be .* got '100'"),
+        ({"sparsity": 0.5, "total_steps": 0}, ValueError, "total_steps must be .* got 0"),
+        ({"sparsity": 0.5, "settle": "0.1"}, TypeError, r"settle must be a fraction in \[0, 1\], got '0.1'"),
+        ({"sparsity": 0.5, "weight_decay_at": "none"}, ValueError, "weight_decay_at must be"),
         ({"sparsity": 0.9, "floor": 10_000}, ValueError, "lower the floor or the sparsity"),
     ],
 )
@@ -465,7 +469,7 @@ def test_what_cannot_work_is_refused_with_what_to_do():
     model = small_cnn()
     optimizer = sgd(model)
     regrow.DPF(model, optimizer, sparsity=0.5)
-    with pytest.raises(ValueError, match=r"0\.weight is pruned by a DPF already: detach\(\)"):
+    with pytest.raises(ValueError, match=r"0\.weight is already pruned by a DPF: detach\(\)"):
         regrow.DPF(model, optimizer, sparsity=0.5)
 
     class Wrapper:
@@ -476,7 +480,7 @@ def test_what_cannot_work_is_refused_with_what_to_do():
 
     other = small_cnn()
     assert regrow.DPF(other, Wrapper(sgd(other)), sparsity=0.5).sparsity > 0
-    with pytest.raises(TypeError, match="object is no torch"):
+    with pytest.raises(TypeError, match="object is not a torch"):
         regrow.DPF(small_cnn(), object(), sparsity=0.5)
     from torch.distributed.optim import _apply_optimizer_in_backward
 

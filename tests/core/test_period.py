@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import regrow
+from regrow.core.options import EPOCH
 from regrow.core.schedule import SHORTEST_RAMP, scaled_period
-from regrow.methods.options import EPOCH
 from regrow.train.build import make_pruner
 from reproduce.scales import find_scale, published_recipe
 
@@ -54,16 +54,32 @@ def test_imagenet_in_the_paper_keeps_its_16_steps():
     [
         (regrow.DPF, {"sparsity": regrow.Cubic(0.9, end=23_460)}, 8),
         (regrow.DPF, {"sparsity": 0.9}, 1),
-        (regrow.DPF, {"sparsity": 0.9, "total": 31_280}, 8),
+        (regrow.DPF, {"sparsity": 0.9, "total_steps": 31_280}, 8),
         (regrow.Incremental, {"sparsity": regrow.Cubic(0.9, end=23_460)}, EPOCH // 2),
-        (regrow.RigL, {"sparsity": 0.9, "total": 31_280}, 50),
-        (regrow.DSR, {"sparsity": 0.9, "total": 31_280}, 50),
-        (regrow.SET, {"sparsity": 0.9, "total": 31_280}, EPOCH // 2),
-        (regrow.SparseMomentum, {"sparsity": 0.9, "total": 31_280}, EPOCH // 2),
+        (regrow.RigL, {"sparsity": 0.9, "total_steps": 31_280}, 50),
+        (regrow.DSR, {"sparsity": 0.9, "total_steps": 31_280}, 50),
+        (regrow.SET, {"sparsity": 0.9, "total_steps": 31_280}, EPOCH // 2),
+        (regrow.SparseMomentum, {"sparsity": 0.9, "total_steps": 31_280}, EPOCH // 2),
     ],
 )
-def test_auto_scales_the_period_of_every_periodic_method(method, options, expected):
-    assert method(*_parts(), every="auto", **options).every == expected
+def test_the_default_scales_the_period_of_every_periodic_method(method, options, expected):
+    pruner = method(*_parts(), **options)
+    assert pruner.every == expected
+    assert f"every={expected}>" in repr(pruner)
+
+
+@pytest.mark.parametrize(
+    ("method", "period"),
+    [("dpf", 16), ("dns", 1), ("rigl", 100), ("dsr", 100), ("granet", 1000)]
+    + [(method, 21) for method in ("incremental", "set", "sparse-momentum", "sfp")],
+)
+def test_a_recipe_without_a_period_has_the_one_of_the_methods_paper(method, period):
+    from regrow.runs.recipe import Recipe
+    from regrow.train.build import make_model, make_optimizer
+
+    recipe = Recipe(method=method, data="digits", width=4, epochs=200)
+    model = make_model(recipe)
+    assert make_pruner(recipe, model, make_optimizer(recipe, model, kind="sgd", lr=0.1), 21).every == period
 
 
 def test_a_saved_period_wins_over_the_one_that_auto_would_choose():
@@ -82,6 +98,17 @@ def test_a_saved_period_wins_over_the_one_that_auto_would_choose():
     fixed = regrow.DPF(*_parts(), sparsity=regrow.Cubic(0.5, end=23_460), every=8)
     with pytest.raises(ValueError, match="every=5, this pruner has every=8"):
         fixed.load_state_dict(pruner.state_dict())
+
+
+@pytest.mark.parametrize("fields", [{"settle": 0.1, "stabilize": True}, {"options": ("settle=0.1", "stabilize=true")}])
+def test_recipes_settle_by_a_field_or_by_an_option(fields):
+    from regrow.runs.recipe import Recipe
+    from regrow.train.build import make_model, make_optimizer
+
+    recipe = Recipe(data="digits", width=4, epochs=20, every="auto", **fields)
+    model = make_model(recipe)
+    pruner = make_pruner(recipe, model, make_optimizer(recipe, model, kind="sgd", lr=0.1), 21)
+    assert (pruner.settle, pruner.stabilize, pruner.total_steps) == (0.1, True, 420)
 
 
 @pytest.mark.parametrize("every", ["often", 0, 1.5])

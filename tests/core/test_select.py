@@ -9,15 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regrow.choices.budget import Allotment
 from regrow.core import select
 from regrow.core.budget import Budget
-from regrow.core.select import NotANumberError, prune_smallest
-from regrow.host.shards import Shards
+from regrow.core.distributed import ShardGroup
+from regrow.core.select import NotANumberError, cut, find_threshold
 from tests.core.reference import stable_masks
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 AWKWARD = [0.0, -0.0, 1.0, -1.0, 1e-40, -1e-40, 5e-324, 6e-8, float("inf"), float("-inf"), 0.5, -0.5, 65504.0]
+
+
+def prune_smallest(scores, count):
+    """Return one mask per tensor, False for the `count` elements of least magnitude over all of them."""
+    return cut(scores, find_threshold({f"tensor {index}": score for index, score in enumerate(scores)}, count))
 
 
 @st.composite
@@ -116,9 +120,9 @@ def test_mixed_precisions_are_compared_by_value():
 def test_nan_is_an_error_that_names_the_tensor(dtype, bracket, monkeypatch):
     monkeypatch.setattr(select, "_bracket", bracket)
     weights = [torch.ones(5, dtype=dtype), torch.tensor([1.0, float("nan")], dtype=dtype)]
-    with pytest.raises(NotANumberError, match="tensor 1 holds NaN"):
+    with pytest.raises(NotANumberError, match="tensor 1 contains NaN"):
         list(prune_smallest(weights, 3))
-    with pytest.raises(ValueError, match="fc2 holds NaN"):
+    with pytest.raises(ValueError, match="fc2 contains NaN"):
         list(Budget().keep_top({"fc1": weights[0], "fc2": weights[1]}, 0.5))
 
 
@@ -146,10 +150,10 @@ class Ranks:
             return futures
 
 
-class Rank(Shards):
-    """One of two: `sum` adds up what both give, `before` knows the order of their rows."""
+class Rank(ShardGroup):
+    """One of two: `sum` adds up what both give, `sum_before` knows the order of their rows."""
 
-    spread = True
+    sharded = True
 
     def __init__(self, ranks, rank):
         self.ranks, self.rank = ranks, rank
@@ -157,7 +161,7 @@ class Rank(Shards):
     def sum(self, numbers):
         return sum(self.ranks.exchange(self.rank, numbers))
 
-    def before(self, numbers):
+    def sum_before(self, numbers):
         first, second = self.ranks.exchange(self.rank, numbers)
         whole = (first + second).cumsum(0) - first - second
         return whole if self.rank == 0 else whole + first
@@ -177,7 +181,7 @@ def test_nan_in_one_shard_stops_all_of_them():
     futures = Ranks().run([[torch.ones(3)], [torch.tensor([1.0, torch.nan])]], 2)
     errors = [future.exception() for future in futures]
     assert [type(error) for error in errors] == [NotANumberError] * 2
-    assert [str(error).split(" holds NaN")[0] for error in errors] == ["a shard of another process", "0"]
+    assert [str(error).split(" contains NaN")[0] for error in errors] == ["a shard of another process", "0"]
 
 
 @settings(max_examples=100, deadline=None)
@@ -186,7 +190,7 @@ def test_exactly_the_requested_number_is_pruned_with_a_floor_too(weights, sparsi
     scores = {f"layer{i}": w for i, w in enumerate(weights)}
     total = sum(w.numel() for w in weights)
     spared = sum(min(floor, w.numel()) for w in weights)
-    budget = Allotment("global", floor)
+    budget = Budget("global", floor)
     if round(total * sparsity) > total - spared:
         with pytest.raises(ValueError, match="lower the floor or the sparsity"):
             list(budget.keep_top(scores, sparsity))

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 import regrow
-from regrow.choices.budget import keep_largest, row_sum
-from regrow.choices.random import uniform
-from regrow.host.shards import shards_of
+from regrow.core.budget import keep_largest, sum_by_rows
+from regrow.core.distributed import shard_group
+from regrow.core.random import uniform
 from tests.core.nets import batches, sgd, small_cnn, train
 from tests.train.together import run_together
 
@@ -86,11 +86,11 @@ METHODS = {
     "OneShot": {"sparsity": 0.8, "at": 20},
     "SNIP": {"sparsity": 0.8},
     "SFP": {"sparsity": 0.4, "every": 10},
-    "SET": {"sparsity": 0.8, "every": 10, "total": 50},
-    "RigL": {"sparsity": 0.8, "every": 10, "total": 60},
-    "DSR": {"sparsity": 0.8, "every": 2, "total": 100, "threshold": 0.05},
-    "DeepR": {"sparsity": 0.8, "total": 50},
-    "SparseMomentum": {"sparsity": 0.8, "every": 10, "total": 50},
+    "SET": {"sparsity": 0.8, "every": 10, "total_steps": 50},
+    "RigL": {"sparsity": 0.8, "every": 10, "total_steps": 60},
+    "DSR": {"sparsity": 0.8, "every": 2, "total_steps": 100, "threshold": 0.05},
+    "DeepR": {"sparsity": 0.8, "total_steps": 50},
+    "SparseMomentum": {"sparsity": 0.8, "every": 10, "total_steps": 50},
     "Static": {"sparsity": 0.8},
     "ACDC": {"sparsity": 0.8, "total_steps": 50},
     "GraNet": {"sparsity": 0.8, "every": 6, "total_steps": 60},
@@ -104,8 +104,8 @@ CHOICES = {
     "filter": {"unit": "filter", "sparsity": 0.5, "channels": True},
     "2:4": {"unit": "2:4", "sparsity": 0.5},
     "redistributed with a floor": {"scope": "redistributed", "floor": 3},
-    "decay at pruned": {"decay": "pruned"},
-    "steady": {"stabilise": True, "settle": 0.2, "total": 50, "unit": "filter", "sparsity": 0.6},
+    "decay at pruned": {"weight_decay_at": "pruned"},
+    "steady": {"stabilize": True, "settle": 0.2, "total_steps": 50, "unit": "filter", "sparsity": 0.6},
     "offload": {"offload": True},
 }
 
@@ -117,7 +117,7 @@ def same_training(method, options, wrap):
     parallel = wrap(copy.deepcopy(model))
     reference, optimizer = sgd(model), sgd(parallel)
     pruner = getattr(regrow, method)(parallel, optimizer, **options)
-    whole = getattr(regrow, method)(model, reference, **options, group=alone())
+    whole = getattr(regrow, method)(model, reference, **options, process_group=alone())
     data = [(x.double(), y) for x, y in batches(50)]
     train(model, reference, iter(data))
     train(parallel, optimizer, ((x[rank::size], y[rank::size]) for x, y in data))
@@ -162,16 +162,16 @@ def be_refused():
         regrow.DPF(replicated, sgd(replicated), sparsity=0.5)
     mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     fully_shard(mixed[0])
-    with pytest.raises(TypeError, match=r"0\.weight and 1\.weight are not spread over the same processes"):
+    with pytest.raises(TypeError, match=r"0\.weight and 1\.weight are not sharded over the same processes"):
         regrow.DPF(mixed, sgd(mixed), sparsity=0.5)
     model = sharded(nn.Sequential(nn.ConvTranspose2d(4, 4, 3), nn.Conv2d(4, 4, 3)))
-    with pytest.raises(ValueError, match=r"unit='filter' needs whole filters, and those of 0\.weight"):
+    with pytest.raises(ValueError, match=r"unit='filter' needs whole filters, but the sharded rows of 0\.weight"):
         regrow.DPF(model, sgd(model), sparsity=0.5, unit="filter")
     with pytest.raises(ValueError, match="criterion='fpgm' compares all filters"):
         regrow.DPF(model, sgd(model), sparsity=0.5, unit="filter", criterion="fpgm", targets="1")
     with pytest.raises(ValueError, match="loss= needs whole weights"):
         regrow.SNIP(model, sgd(model), sparsity=0.5, loss=lambda: model(torch.ones(1, 4, 8, 8)).sum())
-    with pytest.raises(TypeError, match="a compressor sees whole tensors"):
+    with pytest.raises(TypeError, match="a compressor needs whole tensors"):
         regrow.Feedback(model, sgd(model), compressor="sign")
     with pytest.raises(TypeError, match="is sharded: a lottery ticket"):
         regrow.LotteryTicket(model, 0.5)
@@ -186,7 +186,7 @@ def find_nan():
     with torch.no_grad():
         model[2].weight[-1] = float("nan")  # in the last process
     model = sharded(model)
-    with pytest.raises(ValueError, match="holds NaN, which has no place in an order"):
+    with pytest.raises(ValueError, match="contains NaN, which cannot be ordered"):
         regrow.DPF(model, sgd(model), sparsity=0.5)
 
 
@@ -220,12 +220,12 @@ def seams():
     whole = torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
     tensor = distribute_tensor(whole, mesh, [Shard(0)])
     assert isinstance(tensor, DTensor)
-    shards, single = shards_of([("w", tensor)]), shards_of([("w", whole)])
+    shards, single = shard_group([("w", tensor)]), shard_group([("w", whole)])
     part = tensor.to_local()
-    target = regrow.host.targets.Target("w", tensor)
-    assert torch.equal(shards.rows(part), whole)
+    target = regrow.core.targets.Target("w", tensor)
+    assert torch.equal(shards.all_rows(part), whole)
     assert shards.sizes([part]) == [35]
-    assert row_sum(part, shards) == row_sum(whole, single)
+    assert sum_by_rows(part, shards) == sum_by_rows(whole, single)
     drawn = uniform(part, seed=0, layer="w", step=3, offset=target.offset)
     assert torch.equal(drawn, target.part(uniform(whole, seed=0, layer="w", step=3)))
     among = whole > 0

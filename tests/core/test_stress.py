@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import regrow
-from regrow.host.layout import bits, in_memory_order
+from regrow.core.bits import bits, in_memory_order
 from tests.core.nets import batches, sgd, small_cnn, step, train
 
 
@@ -87,14 +87,14 @@ def test_an_interrupt_while_the_weights_are_swapped_loses_nothing(monkeypatch):
     with pruner.dense():
         before = [p.detach().clone() for p in model.parameters()]
     calls = iter([None, KeyboardInterrupt()])
-    show = regrow.core.weights.Weight.show
+    swap_in_dense = regrow.core.weights.Weight.swap_in_dense
 
     def interrupted(self):
         if next(calls, None) is not None:
             raise KeyboardInterrupt
-        show(self)
+        swap_in_dense(self)
 
-    monkeypatch.setattr(regrow.core.weights.Weight, "show", interrupted)
+    monkeypatch.setattr(regrow.core.weights.Weight, "swap_in_dense", interrupted)
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
     monkeypatch.undo()
@@ -174,8 +174,8 @@ def test_a_step_inside_a_step_acts_on_the_dense_weights_and_adds_decay_once(clos
     model, plain = small_cnn(), small_cnn()
     optimizer = Afterwards(model.parameters(), lr=0.05, weight_decay=0.1)
     other = torch.optim.SGD(plain.parameters(), lr=0.05, weight_decay=0.1)
-    pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=100, decay="pruned")
-    twin = regrow.DPF(plain, other, sparsity=0.5, every=100, decay="pruned")
+    pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=100, weight_decay_at="pruned")
+    twin = regrow.DPF(plain, other, sparsity=0.5, every=100, weight_decay_at="pruned")
     for batch in batches(4):
         step(model, optimizer, batch, closure=closures)
         train(plain, other, [batch])
@@ -233,8 +233,8 @@ def test_a_pruner_is_not_copied():
 def test_decay_at_the_pruned_weights_takes_one_pruner_per_optimizer_and_is_given_back():
     model = small_cnn()
     optimizer = sgd(model)
-    first = regrow.DPF(model, optimizer, sparsity=0.5, targets="0", decay="pruned")
-    with pytest.raises(ValueError, match="concerns a whole optimizer"):
+    first = regrow.DPF(model, optimizer, sparsity=0.5, targets="0", weight_decay_at="pruned")
+    with pytest.raises(ValueError, match="changes a whole optimizer"):
         regrow.DPF(model, optimizer, sparsity=0.5, targets="3")
     optimizer.param_groups[0]["momentum"] = "broken"
     with pytest.raises(TypeError):

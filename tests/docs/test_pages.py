@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import regrow
+from docs.methods_table import class_list
 from regrow import models
 from tests.core.nets import batches, small_cnn
 
@@ -175,7 +176,7 @@ def test_the_bare_parameter_of_attention_can_be_named():
 
 
 def test_every_public_name_is_in_the_reference():
-    reference = (DOCS / "api.md").read_text(encoding="utf-8")
+    reference = "".join(page.read_text(encoding="utf-8") for page in DOCS.glob("api*.md")) + class_list()
     missing = [name for name in regrow.__all__ if f":: regrow.{name}\n" not in reference and name != "__version__"]
     assert missing == []
 
@@ -207,7 +208,18 @@ def test_the_documentation_builds_without_a_warning(tmp_path):
 
 @pytest.mark.slow
 def test_the_numbers_in_the_readme_are_those_in_results():
-    from benchmarks.pages import MARKS, measured
+    from benchmarks.headline import html
+    from benchmarks.pages import MARKS
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.split(MARKS[0])[1].split(MARKS[1])[0] == measured(), "run `python -m benchmarks.pages`"
+    assert readme.split(MARKS[0])[1].split(MARKS[1])[0] == html(), "run `python -m benchmarks.pages`"
+
+
+@pytest.mark.slow
+def test_the_picture_in_the_readme_is_drawn_from_the_results(tmp_path):
+    from benchmarks.headline import write_pictures
+
+    write_pictures(tmp_path)
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    kept = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "_static").glob("accuracy-*.svg")}
+    assert drawn == kept, "run `python -m benchmarks.pages`"

@@ -97,6 +97,14 @@ def test_images_of_any_size_are_resized(mode: str, size: tuple[int, int]) -> Non
         check(module.eval(), torch.randn(2, 3, 7, 9), LANES[-1])
 
 
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+@pytest.mark.parametrize("scale", [(1.0, 1.0), (1.0, 1.3), (2.2, 2.5), (1.3, 2.0), (0.5, 3.0)])
+def test_scale_factors_are_rounded_as_torch_does(mode: str, scale: tuple[float, float]) -> None:
+    for size in ((2, 2), (2, 7), (5, 3)):
+        module = nn.Sequential(nn.Upsample(scale_factor=scale, mode=mode), nn.ReLU())
+        check(module.eval(), torch.randn(1, 2, *size), LANES[-1])
+
+
 def test_infinite_pixels_outside_of_a_bilinear_window_do_not_matter() -> None:
     module = nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), nn.Conv2d(1, 1, 3, padding=1)).eval()
     compiled = regrow.compile(module, torch.randn(1, 1, 6, 6), tune=False)

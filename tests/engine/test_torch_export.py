@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 import regrow
-from regrow.engine.frontend.torch_export import UnsupportedOperationError
+from regrow.engine.frontend.torch_export import UnsupportedOperationError, _arguments
+from regrow.engine.ops.base import lowerings
 from regrow.export import c, onnx
 from regrow.timing.compare import bench
 from tests.engine.architectures import prune_filters, train_like
@@ -196,3 +197,33 @@ def only_torch(model: nn.Module, x: Tensor, *_, **__):
     assert not model.training
     assert x.dtype is torch.float32
     return {"torch": lambda: model(x)}, {}
+
+
+@pytest.mark.parametrize("dropout", [nn.Dropout, nn.Dropout2d], ids=lambda kind: kind.__name__)
+def test_dropout_that_works_in_place_has_no_effect(dropout: type[nn.Module], tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), dropout(0.5, inplace=True), nn.ReLU()).eval()  # type: ignore[call-arg]
+    with torch.no_grad():
+        torch.testing.assert_close(regrow.compile(model, X, tune=False)(X), model(X), rtol=1e-5, atol=1e-6)
+    c(model, X, tmp_path / "net.c")
+
+
+def test_every_operation_that_works_in_place_finds_its_tensor_by_the_name_of_the_other_one() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    for name in lowerings():
+        if in_place := getattr(torch.ops.aten, f"{name}_", None):
+            overload = getattr(in_place, in_place.overloads()[0])
+            other = getattr(torch.ops.aten, name)
+            expected = getattr(other, other.overloads()[0])._schema.arguments[0].name
+            assert _arguments(graph.call_function(overload, (x,)))[expected] is x, name
+
+
+def test_all_operations_that_are_missing_are_named() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cos(torch.cumsum(torch.sin(x), 1))
+
+    with pytest.raises(
+        UnsupportedOperationError, match=r"cannot compile 'aten\.sin\..*aten\.cos\.default, aten\.cumsum"
+    ):
+        regrow.compile(Model(), X, tune=False)

@@ -82,7 +82,7 @@ def test_a_lightning_run_resumes_to_the_same_bits_and_logs(method, tmp_path):
     class Classifier(host.Classifier):
         def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-            options = {"every": 16} if method == "DPF" else {"every": 7, "total": 84}
+            options = {"every": 16} if method == "DPF" else {"every": 7, "total_steps": 84}
             self.pruner = getattr(regrow, method)(self, optimizer, sparsity=0.8, **options)
             return optimizer
 

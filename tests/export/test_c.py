@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -72,6 +73,17 @@ def run(program: Path, emulator: list[str]) -> str:
 def test_the_program_agrees_with_torch_in_every_format(tmp_path: Path, weights: str) -> None:
     export = c(*everything(), tmp_path / "net.c", weights=weights)
     assert "largest difference" in run(compiled(export, ["gcc", "-O1"]), [])
+
+
+@NEEDS_GCC
+@pytest.mark.parametrize("weights", ["fp32", "fp16", "int8"])
+def test_the_file_compiles_without_a_c_library(tmp_path: Path, weights: Format) -> None:
+    source = c(*everything(), tmp_path / "net.c", weights=weights).source
+    assert set(re.findall(r"#include <(.+)>", source.read_text())) <= {"stddef.h", "stdint.h", "immintrin.h"}
+    compiled = tmp_path / "net.o"
+    subprocess.run(["gcc", "-O2", "-ffreestanding", *STRICT, "-c", str(source), "-o", str(compiled)], check=True)
+    listed = subprocess.run(["nm", "-u", str(compiled)], capture_output=True, text=True, check=True).stdout
+    assert set(listed.split()) - {"U"} <= {"memcpy", "memset"}
 
 
 @NEEDS_GCC

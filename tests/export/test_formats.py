@@ -23,7 +23,7 @@ def test_the_options_of_a_format_are_those_of_its_function(name: str) -> None:
         assert parameters[option].default == described.default
 
 
-@pytest.mark.parametrize("name", ["onnx", "program", "c"])
+@pytest.mark.parametrize("name", ["onnx", "program", "c", "wasm"])
 def test_the_function_of_a_format_is_an_attribute_of_the_package(name: str) -> None:
     assert getattr(export, name) is resolve_name(FORMATS[name].writer)
 

@@ -51,7 +51,7 @@ def folder(once, tmp_path):
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_a_checkpoint_that_was_changed_anywhere_is_refused(once, tmp_path_factory, data):
-    content = bytearray((once / "checkpoint.pt").read_bytes())
+    content = bytearray((once / "checkpoint.safetensors").read_bytes())
     at = data.draw(st.integers(0, len(content) - 1))
     match data.draw(st.sampled_from(["flip", "cut", "insert", "overwrite"])):
         case "flip":
@@ -66,9 +66,9 @@ def test_a_checkpoint_that_was_changed_anywhere_is_refused(once, tmp_path_factor
             content[at : at + len(new)] = new
             if content == before:
                 return
-    path = tmp_path_factory.getbasetemp() / "checkpoint.pt"
+    path = tmp_path_factory.getbasetemp() / "checkpoint.safetensors"
     path.write_bytes(content)
-    with pytest.raises(RunFolderError, match=r"checkpoint\.pt is damaged .* Remove it to start"):
+    with pytest.raises(RunFolderError, match=r"checkpoint\.safetensors is damaged .* Remove it to start"):
         checkpoint.load(path)
 
 
@@ -77,8 +77,10 @@ def test_a_checkpoint_that_asks_for_code_to_be_run_is_refused_and_nothing_runs(t
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "executed"),)
 
-    checkpoint.save(folder / "checkpoint.pt", {"trainer": Hostile()})
-    with pytest.raises(RunFolderError, match=r"checkpoint\.pt is damaged"):
+    with pytest.raises(TypeError, match="holds tensors, numbers and texts, got Hostile"):
+        checkpoint.save(folder / "checkpoint.safetensors", {"trainer": Hostile()})
+    torch.save({"trainer": Hostile()}, folder / "checkpoint.safetensors")
+    with pytest.raises(RunFolderError, match=r"checkpoint\.safetensors is damaged"):
         run(QUICK, folder)
     assert not (tmp_path / "executed").exists()
 
@@ -118,17 +120,17 @@ def changed(path, *keys, value):
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused_by_name(folder, keys, value):
-    changed(folder / "checkpoint.pt", *keys, value=value)
-    with pytest.raises(RunFolderError, match=r"checkpoint\.pt is not a state of this run .* Remove it"):
+    changed(folder / "checkpoint.safetensors", *keys, value=value)
+    with pytest.raises(RunFolderError, match=r"checkpoint\.safetensors is not a state of this run .* Remove it"):
         run(QUICK, folder)
 
 
 def test_the_checkpoint_of_another_run_is_refused_until_it_is_removed(tmp_path, folder):
     other = interrupted(tmp_path / "other", QUICK.changed(width=5))
-    (other / "checkpoint.pt").replace(folder / "checkpoint.pt")
+    (other / "checkpoint.safetensors").replace(folder / "checkpoint.safetensors")
     with pytest.raises(RunFolderError, match=r"is not a state of this run .*conv1\.weight"):
         run(QUICK, folder)
-    (folder / "checkpoint.pt").unlink()
+    (folder / "checkpoint.safetensors").unlink()
     assert run(QUICK, folder)["epoch"] == 2
 
 
@@ -179,7 +181,7 @@ def understood_or_refused(read, path):
         refused = str(error)
     else:
         return
-    assert path.name in refused or "is neither a file nor a recipe" in refused
+    assert path.name in refused or "is neither a file nor a built-in recipe" in refused
 
 
 @given(fields=st.dictionaries(FIELDS, TOML, max_size=3), grid=st.dictionaries(FIELDS, TOML, max_size=2))
@@ -207,7 +209,7 @@ def test_any_bytes_in_place_of_a_recipe_are_refused_with_the_name_of_the_file(tm
     [
         ("targets = " + "[" * 30_000, "not a TOML file"),
         ("seed = " + "9" * 5000, "not a TOML file"),
-        ("a." * 50_000 + "b = 1", "larger than 65,536 bytes"),
+        ("a." * 50_000 + "b = 1", "the limit is 65,536 bytes"),
     ],
 )
 def test_a_recipe_that_wants_to_exhaust_the_reader_is_refused(tmp_path, content, message):

@@ -31,7 +31,7 @@ def test_a_wall_clock_that_jumps_back_and_forth_changes_nothing(tmp_path):
 def test_a_run_with_file_times_in_the_future_resumes(tmp_path):
     folder, tomorrow = tmp_path / "run", time.time() + 86_400
     process = start(RECIPE, folder)
-    wait_for(folder / "checkpoint.pt", process)
+    wait_for(folder / "checkpoint.safetensors", process)
     process.kill()
     process.join()
     for path in folder.iterdir():

@@ -4,12 +4,15 @@ import os
 import random
 import signal
 import sys
+import time
 
 import pytest
 
-from benchmarks.kills import CAMPAIGNS, check_run
+from benchmarks.kills import CAMPAIGNS, await_end, check_run
+from regrow.runs import stop
 from regrow.runs.folder import InUseError, read_result
-from tests.train.processes import RECIPE, outcome, start, train
+from regrow.train.distributed import launch
+from tests.train.processes import RECIPE, context, outcome, start, train, wait_for
 
 QUICK = RECIPE.changed(epochs=1, finetune_epochs=0, batch=256)
 OPERATIONS = {"open", "os.rename", "os.remove", "os.truncate", "os.mkdir"}
@@ -65,7 +68,7 @@ def test_files_are_whole_whenever_their_writer_is_killed(tmp_path, campaign):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("campaign", ["training", "sweeping"])
+@pytest.mark.parametrize("campaign", ["training", "sweeping", "launching"])
 def test_runs_end_with_the_same_bits_whenever_their_processes_are_killed(tmp_path, campaign):
     chance, kills, times = random.Random(campaign), 0, 0
     while kills < 3:  # a fast machine may be done before it is killed
@@ -92,3 +95,33 @@ def test_only_one_of_many_processes_trains_in_a_folder_at_a_time(tmp_path):
     assert 0 in codes
     assert codes <= {0, 3}
     assert outcome(folder) == outcome(tmp_path / "undisturbed")
+
+
+class Stuck:
+    """Work that never ends and ignores the request to stop; it writes its process number first."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self):
+        stop.GRACE = 0.5
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        path = self.path.with_name(self.path.name + os.environ["RANK"])
+        path.with_suffix(".part").write_text(str(os.getpid()))
+        path.with_suffix(".part").rename(path)
+        time.sleep(600)
+        return 0
+
+
+def launch_stuck(path):
+    launch(Stuck(path), (), nproc=2, restarts=0)
+
+
+def test_the_processes_of_a_killed_launcher_end_even_if_their_work_does_not(tmp_path):
+    launcher = context().Process(target=launch_stuck, args=(tmp_path / "worker",))
+    launcher.start()
+    for rank in "01":
+        wait_for(tmp_path / f"worker{rank}", launcher)
+    launcher.kill()
+    launcher.join()
+    await_end([int((tmp_path / f"worker{rank}").read_text()) for rank in "01"])

@@ -37,7 +37,7 @@ def largest(values: Flat, where: set[int], count: int) -> set[int]:
 
 
 def split(total: int, shares: Flat, caps: list[int]) -> list[int]:
-    """Find the level at which min(cap, level·share) adds up to `total`, then round by largest remainder."""
+    """Find the level at which min(cap, level·share) adds up to `total_steps`, then round by largest remainder."""
     shares = [Fraction(share) for share in shares]
     if not any(shares):
         shares = [Fraction(1)] * len(shares)

@@ -106,7 +106,7 @@ def test_static_draws_the_masks_of_the_slow_transcription_and_trains_with_them()
 @pytest.mark.parametrize(("scope", "other"), [("erk", "RigL"), ("er", "SET"), ("layer", "SET")])
 def test_static_is_where_methods_that_move_connections_start(scope, other):
     *_, static = attached("Static", sparsity=0.8, scope=scope, seed=9)
-    *_, moving = attached(other, sparsity=0.8, scope=scope, seed=9, every=2, total=10)
+    *_, moving = attached(other, sparsity=0.8, scope=scope, seed=9, every=2, total_steps=10)
     assert static.masks.keys() == moving.masks.keys()
     assert all(torch.equal(mask, moving.masks[name]) for name, mask in static.masks.items())
     *_, another = attached("Static", sparsity=0.8, scope=scope, seed=10)
@@ -426,8 +426,8 @@ def test_updates_of_dns_become_rare_as_the_paper_says():
     layer, optimizer = line(1.0, 2.0)
     pruner = regrow.DNS(layer, optimizer, sparsity=0.5, gamma=0.01, targets=["weight"])
     expected = sum(1 / (1 + 0.01 * t) for t in range(2000))
-    assert pruner.due(0)
-    assert sum(pruner.due(t) for t in range(2000)) == pytest.approx(expected, rel=0.15)
+    assert pruner.updates_at(0)
+    assert sum(pruner.updates_at(t) for t in range(2000)) == pytest.approx(expected, rel=0.15)
 
 
 # What is wrong
@@ -453,13 +453,13 @@ def test_updates_of_dns_become_rare_as_the_paper_says():
             "ACDC",
             {"sparsity": 0.9, "total_steps": 9, "switches": (0.1, 0.2)},
             ValueError,
-            "an odd number of shares, got 2",
+            "an odd number of fractions, got 2",
         ),
         (
             "ACDC",
             {"sparsity": 0.9, "total_steps": 9, "switches": (10,)},
             ValueError,
-            r"each of the switches must be a share",
+            r"each of the switches must be a fraction",
         ),
         (
             "ACDC",
@@ -467,7 +467,7 @@ def test_updates_of_dns_become_rare_as_the_paper_says():
             ValueError,
             "in ascending order, got",
         ),
-        ("DSD", {"sparsity": 0.9, "total_steps": 9, "switches": (0.1,)}, ValueError, "must be two shares, got 1"),
+        ("DSD", {"sparsity": 0.9, "total_steps": 9, "switches": (0.1,)}, ValueError, "must be two fractions, got 1"),
         ("GraNet", {"sparsity": 0.9}, ValueError, r"GraNet needs total_steps=.*epochs \* len\(loader\)"),
         ("GraNet", {"sparsity": regrow.Cubic(0.9, end=5), "total_steps": 9}, TypeError, "GraNet has a ramp of its own"),
         (
@@ -481,7 +481,7 @@ def test_updates_of_dns_become_rare_as_the_paper_says():
             "GraNet",
             {"sparsity": 0.9, "total_steps": 9, "drop_fraction": 50},
             ValueError,
-            "drop_fraction must be a share",
+            "drop_fraction must be a fraction",
         ),
         ("SRSTE", {"unit": "weight"}, ValueError, "unit must be like '2:4', got 'weight'"),
         ("SRSTE", {"lambda_w": -1.0}, ValueError, "lambda_w must be a finite number, 0 or more, got -1"),

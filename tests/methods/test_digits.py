@@ -49,11 +49,11 @@ METHODS = {
     "Incremental": lambda m, o: regrow.Incremental(m, o, sparsity=regrow.Cubic(0.9, end=TOTAL // 2), every=STEPS),
     "OneShot": lambda m, o: regrow.OneShot(m, o, sparsity=0.9, at=TOTAL // 2),
     "SNIP": lambda m, o: regrow.SNIP(m, o, sparsity=0.9),
-    "RigL": lambda m, o: regrow.RigL(m, o, sparsity=0.9, every=10, total=TOTAL),
-    "SET": lambda m, o: regrow.SET(m, o, sparsity=0.9, every=STEPS, total=TOTAL),
-    "SparseMomentum": lambda m, o: regrow.SparseMomentum(m, o, sparsity=0.9, every=STEPS, total=TOTAL),
-    "DSR": lambda m, o: regrow.DSR(m, o, sparsity=0.9, every=5, total=TOTAL),
-    "DeepR": lambda m, o: regrow.DeepR(m, o, sparsity=0.9, total=TOTAL),
+    "RigL": lambda m, o: regrow.RigL(m, o, sparsity=0.9, every=10, total_steps=TOTAL),
+    "SET": lambda m, o: regrow.SET(m, o, sparsity=0.9, every=STEPS, total_steps=TOTAL),
+    "SparseMomentum": lambda m, o: regrow.SparseMomentum(m, o, sparsity=0.9, every=STEPS, total_steps=TOTAL),
+    "DSR": lambda m, o: regrow.DSR(m, o, sparsity=0.9, every=5, total_steps=TOTAL),
+    "DeepR": lambda m, o: regrow.DeepR(m, o, sparsity=0.9, total_steps=TOTAL),
     "Static": lambda m, o: regrow.Static(m, o, sparsity=0.9),
     "ACDC": lambda m, o: regrow.ACDC(m, o, sparsity=0.9, total_steps=TOTAL),
     "GraNet": lambda m, o: regrow.GraNet(m, o, sparsity=0.9, every=10, total_steps=TOTAL),
@@ -89,7 +89,7 @@ def test_a_lottery_ticket_reads_digits():
         regrow.Fixed(model, optimizer, masks)
         return loop(model, optimizer, start=start, epochs=4)
 
-    levels = regrow.LotteryTicket(model, 0.9, rewind=STEPS, drop=0.5).run(train)
+    levels = regrow.LotteryTicket(model, 0.9, rewind=STEPS, drop_fraction=0.5).run(train)
     assert [round(level.sparsity, 2) for level in levels] == [0, 0.5, 0.75, 0.88, 0.9]
     assert levels[-1].result > 0.85
 
@@ -97,7 +97,7 @@ def test_a_lottery_ticket_reads_digits():
 def test_a_network_of_signs_reads_digits():
     model = network()
     optimizer = sgd(model)
-    pruner = regrow.Feedback(model, optimizer, compressor=regrow.Sign())
+    pruner = regrow.Feedback(model, optimizer, compressor=regrow.compressors.Sign())
     assert loop(model, optimizer) > 0.85
     assert all(len(weight.unique()) == 2 for weight in (model.conv1.weight, model.conv2.weight, model.conv3.weight))
     assert 0 < pruner.stats().delta < 1
@@ -110,7 +110,7 @@ def test_digits_are_read_with_60_per_cent_of_the_filters(method):
     ramp = {"sparsity": regrow.Cubic(0.4, end=TOTAL // 2)}
     options = {
         "SFP": {"sparsity": 0.4, "every": STEPS},
-        "DPF": {**ramp, "unit": "filter", "criterion": "rms", "stabilise": True},
+        "DPF": {**ramp, "unit": "filter", "criterion": "rms", "stabilize": True},
         "Incremental": {**ramp, "unit": "filter", "criterion": "rms", "every": STEPS},
         "OneShot": {"sparsity": 0.4, "unit": "filter", "criterion": "rms", "at": TOTAL // 2},
         "SNIP": {"sparsity": 0.4, "unit": "filter"},

@@ -11,15 +11,16 @@ from torch import nn
 from torch.func import functional_call
 
 import regrow
+from regrow import compressors
 from tests.methods.networks import Training, steps
 
 TRAINING = Training(convs=(4, 8), hidden=(8,), momentum=0.9, decay=0.001, seed=3)
 COMPRESSORS = {
-    "sign": regrow.Sign(),
-    "binary": regrow.Sign(scaled=False),
-    "4 bits": regrow.Uniform(4),
-    "1:2": regrow.NM(1, 2),
-    "rank 2": regrow.LowRank(2),
+    "sign": compressors.Sign(),
+    "binary": compressors.Sign(scaled=False),
+    "4 bits": compressors.Uniform(4),
+    "1:2": compressors.NM(1, 2),
+    "rank 2": compressors.LowRank(2),
     "any function": torch.round,
 }
 
@@ -81,7 +82,7 @@ def test_pruning_is_the_special_case_of_a_mask():
 def test_a_resumed_run_ends_where_the_uninterrupted_one_does():
     whole = TRAINING.model()
     optimizer = TRAINING.optimizer(whole)
-    pruner = regrow.Feedback(whole, optimizer, compressor=regrow.Uniform(3))
+    pruner = regrow.Feedback(whole, optimizer, compressor=compressors.Uniform(3))
     for t in steps(whole, optimizer, 8):
         if t == 5:
             file = io.BytesIO()
@@ -89,7 +90,7 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does():
     file.seek(0)
     resumed = Training(**{**TRAINING.__dict__, "seed": 99}).model()
     again = TRAINING.optimizer(resumed)
-    parts = resumed, again, regrow.Feedback(resumed, again, compressor=regrow.Uniform(3))
+    parts = resumed, again, regrow.Feedback(resumed, again, compressor=compressors.Uniform(3))
     states = torch.load(file, weights_only=True)
     for part, state in zip(parts, states, strict=True):
         part.load_state_dict(state)
@@ -102,7 +103,7 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does():
 def test_an_average_swapped_in_and_back_does_not_cost_the_weights_behind():
     model = TRAINING.model()
     optimizer = TRAINING.optimizer(model)
-    pruner = regrow.Feedback(model, optimizer, compressor=regrow.Sign())
+    pruner = regrow.Feedback(model, optimizer, compressor=compressors.Sign())
     list(steps(model, optimizer, 2))
     behind, shown = copy.deepcopy(pruner.weights), copy.deepcopy(model.state_dict())
     with torch.no_grad():
@@ -125,31 +126,36 @@ matrices = st.tuples(st.integers(1, 6), st.sampled_from([4, 8]), st.integers(0, 
 @settings(max_examples=50, deadline=None)
 @given(w=matrices, bits=st.integers(2, 8), rank=st.integers(1, 4))
 def test_compressors_do_what_their_names_say(w, bits, rank):
-    assert set(regrow.Sign(scaled=False)(w).unique().tolist()) <= {-1.0, 1.0}
-    assert regrow.Sign()(w).abs().allclose(w.abs().mean())
-    quantised = regrow.Uniform(bits)(w)
+    assert set(compressors.Sign(scaled=False)(w).unique().tolist()) <= {-1.0, 1.0}
+    assert compressors.Sign()(w).abs().allclose(w.abs().mean())
+    quantised = compressors.Uniform(bits)(w)
     assert len(quantised.unique()) <= 2**bits - 1
     assert (quantised - w).abs().max() <= w.abs().max() / (2 ** (bits - 1) - 1) / 2 * 1.0001
-    kept = regrow.NM(1, 4)(w) != 0
+    kept = compressors.NM(1, 4)(w) != 0
     assert bool((kept.movedim(1, -1).reshape(-1, 4).sum(1) == 1).all())
-    assert torch.linalg.matrix_rank(regrow.LowRank(rank)(w).flatten(1), rtol=1e-4) <= rank
-    for compress in (regrow.Sign(), regrow.Uniform(bits), regrow.NM(2, 4), regrow.LowRank(rank)):
+    assert torch.linalg.matrix_rank(compressors.LowRank(rank)(w).flatten(1), rtol=1e-4) <= rank
+    for compress in (
+        compressors.Sign(),
+        compressors.Uniform(bits),
+        compressors.NM(2, 4),
+        compressors.LowRank(rank),
+    ):
         assert (compress(w) - w).norm() <= w.norm()  # none is worse than no weights at all
 
 
 def test_a_tensor_of_zeros_stays_zero():
-    assert not regrow.Uniform(4)(torch.zeros(3, 4)).any()
-    assert regrow.Sign(scaled=False)(torch.zeros(3)).tolist() == [1.0, 1.0, 1.0]
+    assert not compressors.Uniform(4)(torch.zeros(3, 4)).any()
+    assert compressors.Sign(scaled=False)(torch.zeros(3)).tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
     ("name", "compressor"),
     [
-        ("sign", regrow.Sign()),
-        ("binary", regrow.Sign(scaled=False)),
-        ("4 bits", regrow.Uniform(4)),
-        ("1:2", regrow.NM(1, 2)),
-        ("rank 2", regrow.LowRank(2)),
+        ("sign", compressors.Sign()),
+        ("binary", compressors.Sign(scaled=False)),
+        ("4 bits", compressors.Uniform(4)),
+        ("1:2", compressors.NM(1, 2)),
+        ("rank 2", compressors.LowRank(2)),
     ],
 )
 def test_ready_compressors_have_names(name, compressor):
@@ -163,18 +169,21 @@ def test_what_cannot_work_is_said():
     with pytest.raises(ValueError, match=r"must return a tensor of shape \(4, 2, 3, 3\), got \(\)"):
         regrow.Feedback(model, optimizer, compressor=torch.mean)
     with pytest.raises(ValueError, match="1:4 needs input channels in multiples of 4, got 2"):
-        regrow.Feedback(model, optimizer, compressor=regrow.NM(1, 4))
+        regrow.Feedback(model, optimizer, compressor=compressors.NM(1, 4))
     with pytest.raises(ValueError, match="'4 bits', '2:4' or 'rank 8', got 'ternary'"):
         regrow.Feedback(model, optimizer, compressor="ternary")
-    for make, message in ((lambda: regrow.Uniform(1), "bits"), (lambda: regrow.NM(4, 4), "0 < n < m")):
+    for make, message in (
+        (lambda: compressors.Uniform(1), "bits"),
+        (lambda: compressors.NM(4, 4), "0 < n < m"),
+    ):
         with pytest.raises(ValueError, match=message):
             make()
-    pruner = regrow.Feedback(model, optimizer, compressor=regrow.Sign())
+    pruner = regrow.Feedback(model, optimizer, compressor=compressors.Sign())
     with pytest.raises(TypeError, match="no mask to freeze"):
         pruner.freeze()
     state = pruner.state_dict()
     pruner.detach()
-    other = regrow.Feedback(model, optimizer, compressor=regrow.Uniform(4))
+    other = regrow.Feedback(model, optimizer, compressor=compressors.Uniform(4))
     with pytest.raises(ValueError, match=r"saved with compression='Sign\(scaled=True\)'"):
         other.load_state_dict(state)
 
@@ -208,4 +217,4 @@ def test_a_compressor_that_is_an_object_can_be_resumed():
 
     attach(Rounded()).load_state_dict(attach(Rounded()).state_dict())
     with pytest.raises(ValueError, match=r"saved with compression='Rounded', .* has compression='Uniform\(bits=4\)'"):
-        attach(regrow.Uniform(4)).load_state_dict(attach(Rounded()).state_dict())
+        attach(compressors.Uniform(4)).load_state_dict(attach(Rounded()).state_dict())

@@ -9,7 +9,7 @@ from torch import nn
 
 import regrow
 from regrow.analysis import account
-from regrow.methods.lottery import level_sparsities
+from regrow.methods.lottery import from_scratch, level_sparsities, steps_of_equal_flops
 from tests.core.reference import stable_masks
 from tests.methods.networks import Training, steps
 
@@ -57,7 +57,7 @@ def zero_pruned(model, masks):
 @pytest.mark.parametrize(("sparsity", "rewind", "drop"), [(0.6, 2, 0.2), (0.75, 0, 0.5), (0.0, 0, 0.2), (0.9, 6, 0.4)])
 def test_the_search_equals_the_procedure_done_by_hand(sparsity, rewind, drop):
     model = TRAINING.model()
-    levels = regrow.LotteryTicket(model, sparsity, rewind=rewind, drop=drop).run(train)
+    levels = regrow.LotteryTicket(model, sparsity, rewind=rewind, drop_fraction=drop).run(train)
     weights, masks = by_hand(sparsity, rewind, drop)
     assert len(levels) == len(masks) == 1 + math.ceil(round(math.log(1 - sparsity) / math.log(1 - drop), 9))
     for level, expected in zip(levels, masks, strict=True):
@@ -96,8 +96,8 @@ def test_what_cannot_work_is_said(tmp_path):
     model = TRAINING.model()
     with pytest.raises(ValueError, match="rewind=7 was never reached: train made 6 optimizer steps"):
         regrow.LotteryTicket(model, 0.5, rewind=7).run(train)
-    with pytest.raises(ValueError, match=r"drop must be a share in \(0, 1\), got 20"):
-        regrow.LotteryTicket(model, 0.5, drop=20)
+    with pytest.raises(ValueError, match=r"drop_fraction must be a fraction in \(0, 1\), got 20"):
+        regrow.LotteryTicket(model, 0.5, drop_fraction=20)
     with pytest.raises(TypeError, match=r"rewind must be a whole number of optimizer steps, at least 0, got 0\.5"):
         regrow.LotteryTicket(model, 0.5, rewind=0.5)
     with pytest.raises(ValueError, match=r"sparsity must be in \[0, 1\), got 90. Did you mean 0.9"):
@@ -161,7 +161,7 @@ def test_another_search_in_the_same_folder_and_a_damaged_file_are_named(tmp_path
     with pytest.raises(ValueError, match=r"level-01.pt is damaged .*: to train this level again, delete it"):
         regrow.LotteryTicket(TRAINING.model(), 0.5, folder=tmp_path).run(train)
     (tmp_path / "start.pt").write_bytes((tmp_path / "start.pt").read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"start.pt is damaged .*: to begin anew, delete the folder"):
+    with pytest.raises(ValueError, match=r"start.pt is damaged .*: to start again, delete the folder"):
         regrow.LotteryTicket(TRAINING.model(), 0.5, folder=tmp_path).run(train)
 
 
@@ -181,26 +181,23 @@ def test_a_found_mask_trains_from_scratch_from_the_original_weights():
         return fixed.sparsity, length
 
     fresh = Training(**{**TRAINING.__dict__, "seed": 99}).model()
-    assert regrow.methods.from_scratch(fresh, pruner.masks, train_for, steps=4, initial=original) == (
-        pruner.sparsity,
-        4,
-    )
+    assert from_scratch(fresh, pruner.masks, train_for, steps=4, initial=original) == (pruner.sparsity, 4)
     for name, mask in pruner.masks.items():
         assert torch.equal(begun[name], original[name] * mask)
     with pytest.raises(ValueError, match="steps must be a whole number of optimizer steps, at least 1, got 0"):
-        regrow.methods.from_scratch(fresh, pruner.masks, train_for, steps=0)
+        from_scratch(fresh, pruner.masks, train_for, steps=0)
 
 
 def test_as_many_flops_are_more_steps_for_a_model_that_is_sparse_from_the_start():
     model = TRAINING.model()
     masks = regrow.OneShot(model, TRAINING.optimizer(model), sparsity=0.9, scope="layer").masks
     ramp = regrow.Cubic(0.9, end=50)
-    count = regrow.methods.steps_of_equal_flops(model, masks, (2, 4, 4), schedule=ramp, steps=100)
+    count = steps_of_equal_flops(model, masks, (2, 4, 4), schedule=ramp, steps=100)
     whole, final = account(model, (2, 4, 4)).macs, account(model, (2, 4, 4), masks).macs_kept
     costs = [whole - (whole - final) * ramp(t) / 0.9 for t in range(100)]
     assert count == round(sum(costs) / final) > 100
-    assert regrow.methods.steps_of_equal_flops(model, masks, (2, 4, 4), schedule=regrow.Constant(0.9), steps=100) == 100
-    assert regrow.methods.steps_of_equal_flops(model, masks, (2, 4, 4), schedule=regrow.Constant(0.0), steps=100) == 100
+    assert steps_of_equal_flops(model, masks, (2, 4, 4), schedule=regrow.Constant(0.9), steps=100) == 100
+    assert steps_of_equal_flops(model, masks, (2, 4, 4), schedule=regrow.Constant(0.0), steps=100) == 100
 
 
 @pytest.mark.parametrize("levels", [1, 2, 5, 9])
@@ -220,6 +217,6 @@ def test_what_a_level_has_lost_no_later_one_has(scope):
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
 
     generator = torch.Generator().manual_seed(0)
-    levels = regrow.LotteryTicket(TRAINING.model(), 0.3, drop=0.01, scope=scope).run(shake)
+    levels = regrow.LotteryTicket(TRAINING.model(), 0.3, drop_fraction=0.01, scope=scope).run(shake)
     for before, after in itertools.pairwise(levels):
         assert not any(bool((mask & ~before.masks[name]).any()) for name, mask in after.masks.items())

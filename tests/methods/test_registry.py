@@ -28,8 +28,8 @@ def test_every_exported_method_is_known_and_bases_are_not():
         for name in regrow.__all__
         if isinstance(cls := getattr(regrow, name), type) and issubclass(cls, regrow.Pruner)
     }
-    assert exported - {"Pruner", "Rewire"} <= set(method_names())
-    assert not {"Pruner", "Rewire"} & set(method_names())
+    assert exported - {"Pruner", "DropAndGrow"} <= set(method_names())
+    assert not {"Pruner", "DropAndGrow"} & set(method_names())
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_misspelt_method_is_answered_with_the_nearest(typed, meant):
 
 
 def test_options_are_those_that_the_class_takes():
-    assert method_options(regrow.DPF)["every"] == 16
+    assert method_options(regrow.DPF)["every"] == "auto"
     assert method_options(regrow.DPF)["sparsity"] is ...
     assert method_options(regrow.SparseMomentum)["include_last"] is True
     assert method_options(regrow.RigL)["scope"] == "erk"
@@ -92,7 +92,7 @@ def test_a_package_adds_a_method_by_an_entry_point(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "method 'wrong' is elsewhere:nothing, which is no subclass of regrow.Pruner\n"
+    assert done.stdout == "method 'wrong' is elsewhere:nothing, which is not a subclass of regrow.Pruner\n"
 
 
 def test_a_pruner_that_does_not_say_how_it_prunes_is_refused():
@@ -101,5 +101,5 @@ def test_a_pruner_that_does_not_say_how_it_prunes_is_refused():
     class Silent(regrow.Pruner):
         pass
 
-    with pytest.raises(TypeError, match="Silent does not say how it prunes"):
+    with pytest.raises(TypeError, match="Silent does not define how it prunes"):
         Silent(model, torch.optim.SGD(model.parameters(), lr=0.1), sparsity=0.5)

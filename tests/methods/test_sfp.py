@@ -48,12 +48,6 @@ def test_filters_grow_back_between_the_masks_and_the_model_is_sparse_when_one_wa
     assert zero[6] < zero[5]
 
 
-def test_the_period_must_be_given():
-    model = TRAINING.model()
-    with pytest.raises(ValueError, match=r"SFP needs every=.*len\(loader\)"):
-        regrow.SFP(model, TRAINING.optimizer(model), sparsity=0.3)
-
-
 def test_a_frozen_model_is_pruned_at_once():
     model = small_cnn()
     optimizer = sgd(model)

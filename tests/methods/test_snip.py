@@ -127,7 +127,7 @@ def test_the_first_step_is_the_same_wherever_weight_decay_is_taken(closure):
     for decay in ("dense", "pruned"):
         model = TRAINING.model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
-        pruner = regrow.SNIP(model, optimizer, sparsity=0.5, decay=decay)
+        pruner = regrow.SNIP(model, optimizer, sparsity=0.5, weight_decay_at=decay)
         names = list(pruner.masks)
         expected = stable_masks(sensitivities(model, names), round(0.5 * pruner.masks.total))
         step(model, optimizer, batch(), closure=closure)

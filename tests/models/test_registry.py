@@ -106,9 +106,9 @@ def test_an_unknown_option_is_answered_with_the_nearest_and_the_whole_list() -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"classes": 0}, "classes must be at least 1, got 0"),
-        ({"channels": -1}, "channels must be at least 1, got -1"),
-        ({"size": 2}, "size must be at least 4, got 2"),
+        ({"classes": 0}, "classes must be a whole number from 1 to 1,048,576, got 0"),
+        ({"channels": -1}, "channels must be a whole number from 1 to 4,096, got -1"),
+        ({"size": 2}, "size must be a whole number from 4 to 1,024, got 2"),
         ({"width": 0}, "width of resnet20 must be a positive whole number, got 0"),
         ({"width": 1.5}, "width of resnet20 must be a positive whole number, got 1.5"),
     ],

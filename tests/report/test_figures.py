@@ -1,5 +1,6 @@
 """Figures that everyone can read, and files of them."""
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from regrow.report import plot_run
-from regrow.report.figures.base import DARK, LIGHT, dash, shape
+from regrow.report.figures import curves
+from regrow.report.figures.base import DARK, LIGHT, dash, limits, shape, spread
 from regrow.report.figures.costs import COSTS, speed_figure, tradeoff_figure
 from regrow.report.figures.curves import TRAINING, curve_figure
 from regrow.report.figures.layers import layers_figure
@@ -185,3 +187,31 @@ def test_without_the_extra_the_error_says_what_to_install(runs):
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert 'pip install "regrow[report]"' in ended.stderr
+
+
+def test_a_few_outliers_do_not_stretch_the_axis_but_many_are_shown():
+    usual = [90 + 0.1 * index for index in range(30)]
+    low, high = limits([*usual, 10.0])
+    assert 89 < low < 90 < high < 94
+    assert limits([*usual, *[10.0] * 10])[0] < 10
+    assert limits([10.0, 90.0])[0] < 10, "two values are not outliers of each other"
+
+
+def test_labels_do_not_overlap_and_stay_in_the_order_of_their_lines():
+    values = [5.0, 5.1, 9.0, 5.05, 1.0]
+    places = spread(values, 0.5)
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    placed = [places[index] for index in order]
+    assert all(after - before >= 0.5 - 1e-9 for before, after in itertools.pairwise(placed))
+    assert places[2] == 9.0
+    assert places[4] == 1.0
+
+
+def test_values_outside_the_axis_are_marked_and_said(task, monkeypatch):
+    entries = [entry for entry in task.entries if entry.group.level is None]
+    assert "Triangles" not in curve_figure(TRAINING[0], entries, task.series, None).caption
+    monkeypatch.setattr(curves, "limits", lambda values: (max(values) - 1, max(values)))
+    figure = curve_figure(TRAINING[0], entries, task.series, None)
+    assert "Triangles" in figure.caption
+    assert any("edge" in json.dumps(layer) for layer in figure.spec["layer"])
+    assert "Dense" in to_svg(figure)

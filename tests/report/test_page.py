@@ -192,7 +192,7 @@ def test_a_browser_draws_every_figure_without_errors(page, tmp_path):
             browser.open(page)
             browser.wait_for("document.documentElement.dataset.drawn")
             drawn = browser.evaluate(INK)
-            assert len(drawn) == 12
+            assert len(drawn) == 10
             for name, marks, width, height in drawn:
                 assert marks > 0, f"{name} is empty"
                 assert width > 250, name
@@ -226,6 +226,43 @@ def test_the_controls_of_the_page_change_its_figures(page, tmp_path):
         browser.wait_for("document.querySelector('figure.accuracy svg .background').getAttribute('fill') !== '#ffffff'")
         browser.wait_for("document.documentElement.dataset.drawn")
         assert browser.evaluate(lines) == 3, "the choice survives a change of the mode"
+        assert browser.messages() == []
+
+
+def test_the_page_opens_with_a_sentence_and_three_numbers(page, outline):
+    text = page.read_text(encoding="utf-8")
+    opening = re.search(r'<p class="opening">(.*?)</p>\s*<ul class="numbers">(.*?)</ul>', text, re.DOTALL)
+    assert opening is not None
+    assert text.index("opening") < text.index("<table")
+    assert re.fullmatch(r"(DPF|OneShot) 90\xa0%, the most accurate of 2, has [\d.]+\xa0% accuracy; .*", opening[1])
+    found = re.findall(r"<strong>(.*?)</strong> (.*?)</li>", opening[2])
+    assert [said for _, said in found] == ["points of accuracy against dense", "parameters left", "MACs left"]
+    assert re.fullmatch(r"[+−]\d+\.\d", found[0][0])
+    assert all(re.fullmatch(r"[\d.]+\xa0%", value) for value, _ in found[1:])
+
+
+def test_recipes_are_shown_without_their_defaults(outline):
+    assert any('method = "dense"' in recipe for recipe in outline.texts["pre"])
+    assert not any("momentum" in recipe for recipe in outline.texts["pre"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_the_x_axis_of_the_trade_off_can_be_chosen(page, tmp_path):
+    titles = "[...document.querySelectorAll('.tradeoff .role-axis-title text')].map(text => text.textContent).join()"
+    with Browser(tmp_path) as browser:
+        browser.look(width=390, phone=True)
+        browser.open(page)
+        browser.wait_for("document.documentElement.dataset.drawn")
+        assert "pruned of the targeted weights" in browser.evaluate(f"return {titles}")
+        choose = "const axis = document.querySelector('select[name=figure]'); axis.selectedIndex = 1;"
+        browser.evaluate(choose + "axis.dispatchEvent(new Event('change', {bubbles: true}))")
+        browser.wait_for(f"{titles}.includes('parameters left')")
+        assert browser.evaluate("return document.querySelectorAll('.tradeoff .mark-text text').length") >= 3
+        controls = "document.querySelector('.controls')"
+        assert browser.evaluate(f"return getComputedStyle({controls}).position") == "sticky"
+        assert browser.evaluate(f"return {controls}.clientHeight") < 60, "the legend is one row"
+        assert browser.evaluate("return document.querySelector('.scroll').classList.contains('overflows')")
         assert browser.messages() == []
 
 

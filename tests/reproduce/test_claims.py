@@ -16,12 +16,23 @@ from reproduce.results import MACHINES, Cell, Difference, Gap, ResultStore, diff
 from reproduce.scales import find_scale, known_rates
 
 
-def test_the_page_is_up_to_date_with_the_results():
-    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run: python -m benchmarks.claims"
+def test_the_pages_are_up_to_date_with_the_results():
+    written = {name: (page.DOCS / f"{name}.md").read_text(encoding="utf-8") for name in page.pages()}
+    assert written == page.pages(), "run: python -m benchmarks.claims"
+
+
+def test_the_page_opens_with_one_table_of_one_word_verdicts_and_their_numbers():
+    heading, table = page.pages()["claims"].split("\n\n")[:2]
+    assert heading.startswith("# ")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    found = [claim.title for claim in claims(find_scale("jpeg"), ResultStore.read([page.RESULTS]))]
+    assert [row[0] for row in rows] == found
+    assert {word for row in rows for word in (row[1], row[3])} <= {"yes", "partly", "no", "undecided", "open", "–"}
+    assert all(any(digit.isdigit() for digit in row[2]) for row in rows if row[1] != "open")
 
 
 def test_the_page_names_the_data_and_shows_no_folder_of_a_machine():
-    text = page.page()
+    text = "".join(page.pages().values())
 
     assert "CIFAR-10," not in text
     assert "CIFAR-10 (JPEG q75)" in text
@@ -113,7 +124,7 @@ def _pruned(seed: int, method: str, top1: float, unit: str | None = None, **chan
 
 def test_filters_are_compared_with_the_sizes_beside_the_accuracies():
     found = {claim.title: claim for claim in claims(find_scale("jpeg"), ResultStore.read([page.RESULTS]))}
-    filters = found["Beyond the paper: on whole filters DPF with `stabilise` is ahead"]
+    filters = found["Beyond the paper: on whole filters DPF with `stabilize` is ahead"]
 
     assert "97.4 %, 98.2 %" in filters.evidence
     assert filters.verdict == "undecided: of 6 comparisons, other size in 6"

@@ -87,14 +87,14 @@ def test_the_papers_scale_is_the_papers_protocol():
     }
     resnet, wide = recipes["resnet20", "dpf", 0.95, 2], recipes["wrn28-8", "dpf", 0.999, 0]
 
-    assert (resnet.epochs, resnet.batch, resnet.lr, resnet.weight_decay, resnet.drops) == (
+    assert (resnet.epochs, resnet.batch, resnet.lr, resnet.weight_decay, resnet.lr_drops) == (
         300,
         128,
         0.2,
         1e-4,
         (0.5, 0.75),
     )
-    assert (wide.epochs, wide.lr, wide.weight_decay, wide.drop_factor) == (200, 0.1, 5e-4, 0.2)
+    assert (wide.epochs, wide.lr, wide.weight_decay, wide.lr_drop_factor) == (200, 0.1, 5e-4, 0.2)
     assert recipes["resnet20", "oneshot", 0.9, 0].finetune_epochs == 60
     assert recipes["resnet50", "dpf", 0.8, 0].batch == 1024
     assert {seed for *_, seed in recipes} == {0, 1, 2}

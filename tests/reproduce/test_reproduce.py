@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.collect import add, record
-from regrow.methods import LotteryTicket
+from regrow.methods.lottery import LotteryTicket
 from regrow.runs.recipe import Recipe
 from regrow.train.run import run
 from reproduce.__main__ import call

@@ -19,7 +19,7 @@ from regrow.train.build import LearningRate, make_model, make_optimizer, trainin
 
 @given(
     lr=st.floats(1e-6, 10),
-    drops=st.lists(st.floats(0, 1), max_size=4).map(lambda shares: tuple(sorted(shares))),
+    lr_drops=st.lists(st.floats(0, 1), max_size=4).map(lambda shares: tuple(sorted(shares))),
     targets=st.lists(st.text(), max_size=3).map(tuple),
     every=st.none() | st.integers(1, 1000),
     bf16=st.booleans(),
@@ -64,7 +64,7 @@ def test_every_method_of_the_package_has_one_spelling_and_recorded_results_keep_
 def test_the_key_distinguishes_runs_but_ignores_device_and_threads():
     recipe = Recipe()
     assert recipe.changed(threads=3, device="cuda").key() == recipe.key()
-    for field, value in {"lr": 0.3, "seed": 1, "drops": (0.5,), "every": 8, "bf16": True}.items():
+    for field, value in {"lr": 0.3, "seed": 1, "lr_drops": (0.5,), "every": 8, "bf16": True}.items():
         assert recipe.changed(**{field: value}).key() != recipe.key()
 
 
@@ -95,7 +95,15 @@ def test_weight_decay_spares_batch_norm_if_asked_to():
 
 def test_steps_too_short_to_share_have_one_thread_and_the_runs_are_the_same():
     assert load_recipe("digits").threads == 1
-    assert load_recipe("digits").key() == Recipe(data="digits", model="small", epochs=30, batch=64, lr=0.1).key()
+    same = Recipe(data="digits", model="small", every="auto", ramp_by="step", epochs=30, batch=64, lr=0.1)
+    assert load_recipe("digits").key() == same.key()
+
+
+def test_settle_and_stabilize_are_fields_that_change_no_key_by_default():
+    assert Recipe(settle=None, stabilize=False).key() == Recipe().key()
+    assert len({Recipe().key(), Recipe(settle=0.1).key(), Recipe(stabilize=True).key()}) == 3
+    with pytest.raises(RecipeError, match=r"settle must be a fraction in \[0, 1\], got 10"):
+        Recipe(settle=10.0)
     assert {recipe.threads for recipe in demo.RECIPES.values()} == {1}
 
 
@@ -113,8 +121,8 @@ def test_steps_too_short_to_share_have_one_thread_and_the_runs_are_the_same():
             "scope must be one of global, layer, er, erk, redistributed, got 'globl'. Did you mean 'global'",
         ),
         ({"wieght_decay": 0.1}, "Did you mean 'weight_decay'"),
-        ({"drops": [0.75, 0.5]}, "ascending"),
-        ({"drops": [150, 225]}, "a fraction in \\[0, 1\\], got 150"),
+        ({"lr_drops": [0.75, 0.5]}, "ascending"),
+        ({"lr_drops": [150, 225]}, "a fraction in \\[0, 1\\], got 150"),
         ({"bf16": 1}, "bf16 must be true or false, got 1"),
         ({"targets": "conv1"}, "targets must be a list, each item a text"),
     ],

@@ -54,6 +54,7 @@ def residual_network(channels: int = 12, *, seed: int = 0) -> nn.Sequential:
 IMAGES = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.filterwarnings("ignore:.*puts 0 around it")  # average pooling with padding
 @settings(max_examples=120, deadline=None)
 @given(
     model=networks(),

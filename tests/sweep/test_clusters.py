@@ -28,7 +28,7 @@ def kill_its_worker_once(kills):
     """A listener that kills the process of the first run as soon as it has a checkpoint."""
 
     def kill(folder):
-        while not (folder / "checkpoint.pt").exists():
+        while not (folder / "checkpoint.safetensors").exists():
             time.sleep(0.01)
         os.kill(holder(folder), signal.SIGKILL)
 
@@ -62,7 +62,7 @@ def test_a_sweep_on_ray_that_is_stopped_has_saved_its_runs(tmp_path, ray):
     with pytest.raises(SweepStoppedError, match="stopped by SIGTERM"):
         run_all([endless], tmp_path, on="ray", listener=interrupt)
     (folder,) = tmp_path.iterdir()
-    state = checkpoint.load(folder / "checkpoint.pt")
+    state = checkpoint.load(folder / "checkpoint.safetensors")
     assert state["trainer"]["step"] > 0
 
 

@@ -41,8 +41,8 @@ def test_fields_at_the_top_hold_for_all_runs_and_several_grids_add_up(tmp_path):
 
 
 def test_a_field_that_is_a_list_takes_lists_of_lists(tmp_path):
-    assert [r.drops for r in sweep(tmp_path, "[grid]\ndrops = [[0.5], [0.3, 0.6]]\n")] == [(0.5,), (0.3, 0.6)]
-    assert [r.drops for r in sweep(tmp_path, "[grid]\ndrops = [0.3, 0.6]\n")] == [(0.3, 0.6)]
+    assert [r.lr_drops for r in sweep(tmp_path, "[grid]\nlr_drops = [[0.5], [0.3, 0.6]]\n")] == [(0.5,), (0.3, 0.6)]
+    assert [r.lr_drops for r in sweep(tmp_path, "[grid]\nlr_drops = [0.3, 0.6]\n")] == [(0.3, 0.6)]
 
 
 def test_a_sweep_without_a_grid_is_one_run(tmp_path):
@@ -56,7 +56,7 @@ def test_a_built_in_recipe_takes_precedence_over_a_file_of_the_same_name(tmp_pat
 
 
 def test_a_method_of_another_package_is_known(tmp_path, monkeypatch):
-    point = EntryPoint("elsewhere", "regrow.methods:DPF", "regrow.methods")
+    point = EntryPoint("elsewhere", "regrow.methods.dpf:DPF", "regrow.methods")
     monkeypatch.setattr("regrow.methods.registry.entry_points", lambda group: [point])
     assert [recipe.method for recipe in sweep(tmp_path, 'method = "elsewhere"\n')] == ["elsewhere"]
 

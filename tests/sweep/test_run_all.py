@@ -146,7 +146,7 @@ def test_killing_the_driver_stops_its_workers_and_the_next_driver_resumes(tmp_pa
     command = [sys.executable, "-m", "regrow", "sweep", tmp_path / "sweep.toml", "--out", tmp_path / "runs"]
     driver = subprocess.Popen([*command, "--workers", "2"], stdout=subprocess.DEVNULL)
     workers = [holder(folder) for folder in folders]
-    while not (folders[0] / "checkpoint.pt").exists():
+    while not (folders[0] / "checkpoint.safetensors").exists():
         time.sleep(0.005)
     driver.kill()
     driver.wait()
@@ -169,7 +169,7 @@ def test_a_signal_lets_the_runs_save_and_prints_how_to_resume(tmp_path):
         run_all([endless], tmp_path, listener=interrupt)
     assert stopped.value.signal == signal.SIGTERM
     (folder,) = tmp_path.iterdir()
-    assert (folder / "checkpoint.pt").is_file()
+    assert (folder / "checkpoint.safetensors").is_file()
     with locked(folder):
         pass  # nobody works on it any more
 

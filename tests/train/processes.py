@@ -51,7 +51,7 @@ def wait_for(path: Path, process, seconds: float = 60) -> None:
 def stop_at_first_checkpoint(command: list[str | Path], folder: Path) -> None:
     """Run a command that trains in `folder`, stop it with SIGTERM, and check that it says how to resume."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    while not (folder / "checkpoint.pt").exists() and process.poll() is None:
+    while not (folder / "checkpoint.safetensors").exists() and process.poll() is None:
         time.sleep(0.02)
     process.terminate()
     _, errors = process.communicate()

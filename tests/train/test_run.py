@@ -70,9 +70,9 @@ def test_every_method_ends_at_the_requested_sparsity(tmp_path, method):
 @pytest.mark.parametrize(
     ("method", "fields", "message"),
     [
-        ("dsr", {}, r"no mask update of DSR falls due in this training \(steps: 12, every=100\)"),
-        ("dpf", {}, r"no mask update of DPF falls due in this training \(steps: 12, every=16\)"),
-        ("incremental", {"every": 20}, r"no mask update of Incremental falls .* \(0.0% sparsity\) stay to the end"),
+        ("dsr", {}, r"DSR makes no mask update in this training \(steps: 12, every=100\)"),
+        ("dpf", {}, r"DPF makes no mask update in this training \(steps: 12, every=16\)"),
+        ("incremental", {"every": 20}, r"Incremental makes no mask update .* \(0.0% sparsity\) stay to the end"),
         ("oneshot", {"options": ("at=13",)}, "OneShot never prunes: at=13 is beyond the 12 steps of this training"),
     ],
 )
@@ -94,9 +94,12 @@ def test_recipes_with_mask_updates_and_methods_that_need_none_are_not_warned_of(
     [
         ({"method": "dfp"}, "unknown method 'dfp'. Did you mean 'dpf'?"),
         ({"method": "set", "unit": "filter"}, "set has no option unit, got 'filter'. It takes "),
-        ({"method": "set", "options": ("zetta=0.2",)}, "set has no option zetta, got 0.2. Did you mean 'zeta'?"),
-        ({"method": "set", "options": ("zeta",)}, "options must have the form name=value"),
-        ({"method": "set", "options": ("zeta=0,2",)}, "options must have the form name=value"),
+        (
+            {"method": "set", "options": ("drop_fractoin=0.2",)},
+            "set has no option drop_fractoin, got 0.2. Did you mean 'drop_fraction'?",
+        ),
+        ({"method": "set", "options": ("drop_fraction",)}, "options must have the form name=value"),
+        ({"method": "set", "options": ("drop_fraction=0,2",)}, "options must have the form name=value"),
         ({"unit": "filter", "options": ("criterion=rsm",)}, "criterion must be one of l2, l1, rms"),
         ({"unit": "filter", "options": ("channels=True",)}, "channels must be true or false, got 'True'"),
         ({"method": "fixed"}, "method fixed needs masks, a finished run or a model file"),
@@ -107,15 +110,18 @@ def test_recipes_with_mask_updates_and_methods_that_need_none_are_not_warned_of(
             {"method": "fixed", "masks": "runs/none", "scope": "layer"},
             "fixed has no option scope, got 'layer'.",
         ),
-        ({"method": "fixed", "masks": "runs/none", "options": ("zeta=0.2",)}, "fixed has no option zeta, got 0.2"),
+        (
+            {"method": "fixed", "masks": "runs/none", "options": ("drop_fraction=0.2",)},
+            "fixed has no option drop_fraction, got 0.2",
+        ),
         (
             {"method": "feedback", "options": ("compressor='sign'",), "finetune_epochs": 2},
             "feedback has no mask to keep",
         ),
         ({"method": "feedback"}, "feedback needs --options compressor=VALUE: see regrow methods feedback"),
         (
-            {"method": "set", "options": ("zeta='much'",)},
-            "set: zeta must be a share in [0, 1], got 'much' (with options zeta='much')",
+            {"method": "set", "options": ("drop_fraction='much'",)},
+            "set: drop_fraction must be a fraction in [0, 1], got 'much' (with options drop_fraction='much')",
         ),
     ],
 )
@@ -125,7 +131,7 @@ def test_an_option_that_a_method_does_not_have_is_an_error_that_lists_its_option
 
 
 def test_an_option_of_the_method_reaches_it(tmp_path):
-    for name, options in {"still": ("zeta=0.0",), "moving": ("zeta=0.5",)}.items():
+    for name, options in {"still": ("drop_fraction=0.0",), "moving": ("drop_fraction=0.5",)}.items():
         run(QUICK.changed(method="set", options=options), tmp_path / name)
     assert sum(record["flips"] for record in read_metrics(tmp_path / "still")) == 0
     assert sum(record["flips"] for record in read_metrics(tmp_path / "moving")) > 0

@@ -60,7 +60,7 @@ def test_another_number_of_processes_can_resume_a_checkpoint(tmp_path):
     run(recipe, tmp_path / "alone")
     run_together(3, stop_at, recipe, tmp_path / "many", 20)
     run_together(2, stop_at, recipe, tmp_path / "many", 45)
-    before = checkpoint.load(tmp_path / "many" / "checkpoint.pt")
+    before = checkpoint.load(tmp_path / "many" / "checkpoint.safetensors")
     assert before["trainer"]["phase"] == "finetune"
     run(recipe, tmp_path / "many")
     assert read_result(tmp_path / "many")["sparsity"] == read_result(tmp_path / "alone")["sparsity"]
@@ -88,7 +88,7 @@ def test_sharded_processes_killed_while_they_save_lose_nothing(tmp_path):
     run_together(2, train_all, {"whole": recipe}, tmp_path)
     for _ in range(2):
         processes = start_together(2, train_and_save_often, recipe, folder)
-        wait_for(folder / "checkpoint.pt", processes[0])
+        wait_for(folder / "checkpoint.safetensors", processes[0])
         processes[0].join(random.uniform(0, 0.5))
         os.kill(processes[random.randrange(2)].pid, signal.SIGKILL)
         for process in processes:
@@ -106,7 +106,7 @@ def test_inspect_shows_a_sharded_run_that_is_not_finished(tmp_path, capsys):
     said = capsys.readouterr().out
     assert not ended.value.code
     assert "not finished: after 30 steps" in said
-    state = checkpoint.load(tmp_path / "run" / "checkpoint.pt")["trainer"]
+    state = checkpoint.load(tmp_path / "run" / "checkpoint.safetensors")["trainer"]
     assert f"{100 * state['pruner']['requested']:.1f} % of the 1,476 targeted weights" in said
 
 

@@ -71,11 +71,11 @@ def stop_and_report(recipe, folder):
 def test_a_signal_saves_the_state_and_the_run_resumes_from_it(tmp_path, uninterrupted, number):
     folder = tmp_path / "run"
     process = start(RECIPE, folder, stop_and_report)
-    wait_for(folder / "checkpoint.pt", process)
+    wait_for(folder / "checkpoint.safetensors", process)
     os.kill(process.pid, number)
     process.join()
     assert process.exitcode == 100 + number
-    saved = checkpoint.load(folder / "checkpoint.pt")["trainer"]["step"]
+    saved = checkpoint.load(folder / "checkpoint.safetensors")["trainer"]["step"]
     assert saved > 21, "more than the first epoch, after which the first checkpoint was made"
     train(RECIPE, folder)
     assert outcome(folder) == uninterrupted
@@ -85,7 +85,7 @@ def test_the_command_prints_how_to_resume_and_does_so(tmp_path):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "regrow", "train", "digits", "--epochs", "400", "--threads", "1", "--out", folder]
     stop_at_first_checkpoint(command, folder)
-    before = checkpoint.load(folder / "checkpoint.pt")["trainer"]["step"]
+    before = checkpoint.load(folder / "checkpoint.safetensors")["trainer"]["step"]
     again = subprocess.Popen([*command[:4], "--resume", folder], stdout=subprocess.PIPE, text=True)
     resumed = next((line for line in again.stdout if line.startswith("resumed")), "")
     again.kill()
@@ -117,7 +117,7 @@ def test_a_file_that_cannot_be_written_is_an_error_that_names_it_and_nothing_is_
     process.join()
     assert process.exitcode == 3
     said = folder / "said.txt"
-    assert "checkpoint.pt: File too large" in said.read_text()
+    assert "checkpoint.safetensors: File too large" in said.read_text()
     said.unlink()
     train(RECIPE, folder)
     assert outcome(folder) == uninterrupted
@@ -138,16 +138,18 @@ def test_a_folder_whose_name_is_taken_by_a_file_is_named(tmp_path):
 
 def test_a_nan_loss_stops_with_the_step_and_keeps_the_last_good_checkpoint(tmp_path):
     # The learning rate explodes at the drop after half of training.
-    recipe = RECIPE.changed(drop_factor=1e30, drops=[0.5])
-    with pytest.raises(DivergedError, match=r"at step \d+ \(epoch 3, .*The last good checkpoint is .*checkpoint\.pt"):
+    recipe = RECIPE.changed(lr_drop_factor=1e30, lr_drops=[0.5])
+    with pytest.raises(
+        DivergedError, match=r"at step \d+ \(epoch 3, .*The last good checkpoint is .*checkpoint\.safetensors"
+    ):
         run(recipe, tmp_path / "run", save_every=0)
-    state = checkpoint.load(tmp_path / "run" / "checkpoint.pt")["trainer"]
+    state = checkpoint.load(tmp_path / "run" / "checkpoint.safetensors")["trainer"]
     assert state["step"] >= 2 * 21
     assert all(bool(torch.isfinite(weight).all()) for weight in state["model"].values())
 
 
 def test_a_run_that_diverges_leaves_a_record_and_its_result_takes_the_records_place(tmp_path):
-    recipe = RECIPE.changed(drop_factor=1e30, drops=[0.5])
+    recipe = RECIPE.changed(lr_drop_factor=1e30, lr_drops=[0.5])
     with pytest.raises(DivergedError):
         run(recipe, tmp_path / "run")
     assert read_result(tmp_path / "run") is None
@@ -170,18 +172,32 @@ def test_a_run_that_diverges_at_once_says_that_there_is_no_checkpoint(tmp_path):
 
 
 def test_a_checkpoint_holds_data_only(tmp_path):
-    path = tmp_path / "checkpoint.pt"
-    checkpoint.save(path, {"trainer": os.system})
-    with pytest.raises(RunFolderError, match=r"checkpoint\.pt is damaged"):
-        checkpoint.load(path)
+    path = tmp_path / "checkpoint.safetensors"
+    with pytest.raises(TypeError, match="holds tensors, numbers and texts, got builtin"):
+        checkpoint.save(path, {"trainer": os.system})
+    assert not path.exists()
+
+
+def test_a_checkpoint_keeps_every_value_and_the_order_of_dimensions_in_memory(tmp_path):
+    images = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    state = {"a": {0: images, "b": [1, 2.5, (None, True, "text")]}, "inf": float("inf"), "empty": torch.empty(0, 3)}
+    state |= {"half": torch.ones(3, dtype=torch.bfloat16), "one": torch.tensor(7), "turned": torch.randn(3, 4).T}
+    checkpoint.save(tmp_path / "c", state)
+    again = checkpoint.load(tmp_path / "c")
+    assert again["a"]["b"] == [1, 2.5, (None, True, "text")]
+    assert again["inf"] == float("inf")
+    for one, other in [(images, again["a"][0]), *((state[name], again[name]) for name in ("half", "one", "turned"))]:
+        assert one.dtype is other.dtype
+        assert one.stride() == other.stride()
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04", None])
 def test_a_damaged_checkpoint_is_named(tmp_path, damage):
-    path = tmp_path / "checkpoint.pt"
+    path = tmp_path / "checkpoint.safetensors"
     checkpoint.save(path, {"trainer": {"weights": torch.ones(1000)}})
     path.write_bytes(path.read_bytes()[:1000] if damage is None else damage)
-    with pytest.raises(RunFolderError, match=r"checkpoint\.pt is damaged .* Remove it to start"):
+    with pytest.raises(RunFolderError, match=r"checkpoint\.safetensors is damaged .* Remove it to start"):
         checkpoint.load(path)
 
 
@@ -196,7 +212,7 @@ def test_a_run_stopped_at_the_end_of_an_epoch_or_in_its_evaluation_resumes_with_
 
     with pytest.raises(StoppedError):
         run(recipe, folder, listeners=[stop])
-    assert checkpoint.load(folder / "checkpoint.pt")["trainer"]["step"] == last
+    assert checkpoint.load(folder / "checkpoint.safetensors")["trainer"]["step"] == last
     assert not read_metrics(folder)
     said = io.StringIO()
     run(recipe, folder, listeners=[Display(Console(file=said, width=200))])

@@ -62,7 +62,7 @@ def stop_in_between(recipe, folder, steps):
         for step in steps:
             with pytest.raises(StoppedError):
                 run(recipe, folder, listeners=[asking(step)])
-            assert world.rank or checkpoint.load(folder / "checkpoint.pt")["trainer"]["step"] == step
+            assert world.rank or checkpoint.load(folder / "checkpoint.safetensors")["trainer"]["step"] == step
         run(recipe, folder)
 
 
@@ -91,12 +91,12 @@ def stop_and_report(recipe, folder):
 def test_a_signal_to_any_process_stops_them_all_with_everything_saved(tmp_path):
     recipe = RECIPE.changed(epochs=1000)
     processes = start_together(3, stop_and_report, recipe, tmp_path / "run")
-    wait_for(tmp_path / "run" / "checkpoint.pt", processes[0])
+    wait_for(tmp_path / "run" / "checkpoint.safetensors", processes[0])
     os.kill(processes[2].pid, signal.SIGTERM)
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [100 + signal.SIGTERM] * 3
-    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["trainer"]["step"] > 21
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.safetensors")["trainer"]["step"] > 21
 
 
 def diverge(recipe, folder):
@@ -148,7 +148,7 @@ def test_a_process_killed_at_a_random_moment_is_replaced_and_the_result_is_that_
     killed = 0
     while agent.poll() is None and killed < 2:
         workers = subprocess.run(["pgrep", "-P", str(agent.pid)], capture_output=True, text=True).stdout.split()
-        if len(workers) == 2 and (folder / "checkpoint.pt").exists():
+        if len(workers) == 2 and (folder / "checkpoint.safetensors").exists():
             time.sleep(moments.uniform(0, 0.5))
             os.kill(int(moments.choice(workers)), signal.SIGKILL)
             killed += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -10,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,12 +25,16 @@ from regrow.engine.ops.activations import FUNCTIONS
 from regrow.engine.ops.base import kernels as registered_kernels
 from regrow.engine.ops.base import structures
 from regrow.engine.plan.tiles import SHAPES, Shape
-from regrow.system import cache_folder, cores, digest, remember
+from regrow.system import cores, digest, kernel_folder, read_trusted, remember, trusted_folder
 
 COMPILERS = ("gcc", "clang", "cc")
 
 MOST_UNITS, LEAST_KERNELS = 4, 4
 """Most compilers that share a build, and fewest kernels for each: all of them read the headers first."""
+
+
+# Start of the names of temporary folders in which kernels are built.
+_BUILD = "regrow-build-"
 
 
 class NoCompilerError(RuntimeError):
@@ -47,10 +53,11 @@ def source_files() -> dict[str, str]:
     return files
 
 
-def joined_source(*names: str, lines: bool = False) -> str:
+def joined_source(*names: str, lines: bool = False, attributes: str = "unused") -> str:
     """Return C files and the headers that they include as one text, with all functions static.
 
-    With `lines`, compilers report errors by the names and lines of the files.
+    With `lines`, compilers report errors by the names and lines of the files. `attributes` are those of functions that
+    other files call.
     """
     files, seen = source_files(), set[str]()
 
@@ -70,7 +77,7 @@ def joined_source(*names: str, lines: bool = False) -> str:
                     yield f'#line {number + 1} "{name}"'
 
     return "\n".join(
-        ["#define LOCAL static __attribute__((unused))", *(line for name in names for line in expand(name)), ""]
+        [f"#define LOCAL static __attribute__(({attributes}))", *(line for name in names for line in expand(name)), ""]
     )
 
 
@@ -176,6 +183,8 @@ def call_compiler(compiler: tuple[str, ...], arguments: list[str]) -> None:
     done = subprocess.run([*compiler, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise NoCompilerError(f"{' '.join(compiler)} could not build the kernels:\n{done.stderr.strip()[:2000]}")
+    if not Path(arguments[arguments.index("-o") + 1]).is_file():
+        raise NoCompilerError(f"{' '.join(compiler)} built nothing: is it a C compiler? Set CC to one.")
 
 
 # ---- the library
@@ -205,12 +214,12 @@ def load_library(*, lanes: int | None = None) -> KernelLibrary:
         compiler = find_compiler()
     except NoCompilerError:
         compiler = ()
-    return _load(compiler, flags_for(lanes), str(cache_folder()), Kernels(SHAPES))
+    return _load(compiler, flags_for(lanes), str(kernel_folder()), Kernels(SHAPES))
 
 
 def specialized_library(library: KernelLibrary, kernels: Kernels) -> KernelLibrary:
     """Load the engine with the kernels of one network (see `specialize`)."""
-    return _load(library.compiler, library.flags, str(cache_folder()), kernels)
+    return _load(library.compiler, library.flags, str(kernel_folder()), kernels)
 
 
 @cache
@@ -218,45 +227,68 @@ def _load(compiler: tuple[str, ...], flags: tuple[str, ...], folder: str, kernel
     key = digest("\n".join([*kernels.sources(1), *flags, processor()]).encode())
     if compiler:
         key += "-" + digest("\n".join([*compiler, version_of(compiler)]).encode())
-    path = _known(Path(folder), key)
-    handle = _cached(path)
-    if path is not None and handle is not None:
-        key = path.stem.removeprefix("kernels-").rpartition("-")[0]
-    else:
-        handle = _built(compiler or find_compiler(), flags, Path(folder), kernels, key)
+    handle, key = _cached(Path(folder), key) or (
+        _built(compiler or find_compiler(), flags, Path(folder), kernels, key),
+        key,
+    )
     return KernelLibrary(handle, handle.regrow_lanes(), key, compiler, flags)
 
 
-def _cached(path: Path | None) -> ctypes.CDLL | None:
-    """Load a library from the cache; None if the system refuses to (the folder may be mounted with noexec)."""
-    try:
-        return None if path is None else _declared(path)
-    except OSError as error:
-        warn(f"the engine's kernels cannot be loaded from the cache and are built again: {error}", RuntimeWarning)
-        return None
+def _cached(folder: Path, key: str) -> tuple[ctypes.CDLL, str] | None:
+    """Load a library from the cache and return it with its full key; None if there is none, or if it cannot be loaded.
+
+    Its name has a digest of its content: loading a damaged file would crash the process. Nobody but this user and root
+    can change the open folder, so the file that was checked is the one that is loaded.
+    """
+    name_of_library = re.compile(rf"kernels-({key}(?:-[0-9a-f]+)?)-([0-9a-f]+)\.so")
+    with trusted_folder(folder) as opened:
+        if opened is None:
+            return None
+        for known in filter(None, map(name_of_library.fullmatch, sorted(entry.name for entry in os.scandir(opened)))):
+            content = read_trusted(opened, known[0])
+            if content is None or digest(content) != known[2]:
+                continue
+            try:
+                return _loaded_from(opened, known[0], content), known[1]
+            except (OSError, AttributeError) as error:  # the folder may be mounted with noexec
+                warn(
+                    f"the engine's kernels cannot be loaded from the cache and are built again: {error}", RuntimeWarning
+                )
+    return None
+
+
+def _loaded_from(folder: int, name: str, content: bytes) -> ctypes.CDLL:
+    """Load a library from an open folder: another folder may be at its path by now."""
+    place = Path("/proc/self/fd", str(folder))
+    if place.is_dir():
+        return _declared(place / name)
+    with tempfile.TemporaryDirectory() as private:  # other systems than Linux
+        copied = Path(private, name)
+        copied.write_bytes(content)
+        return _declared(copied)
 
 
 def _built(compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, kernels: Kernels, key: str) -> ctypes.CDLL:
-    """Build the library, and store it in the cache if it is writable."""
-    with tempfile.TemporaryDirectory() as build:
+    """Build the library in a private folder, and store it in the cache if nobody else can change it."""
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=_BUILD) as build:
         built = _compile(compiler, flags, kernels, Path(build))
         content = built.read_bytes()
-        path = folder / f"kernels-{key}-{digest(content)}.so"
+        stored = remember(folder / f"kernels-{key}-{digest(content)}.so", content)
+        found = _cached(folder, key) if stored else None
         try:
-            return _cached(path if remember(path, content) else None) or _declared(built)
+            return _declared(built) if found is None else found[0]
         except OSError as error:
             raise NoCompilerError(f"the system cannot load the library that {compiler[0]} built: {error}") from error
 
 
-def _known(folder: Path, key: str) -> Path | None:
-    """Find a cached library. Its name has a digest of its content: loading a damaged file would crash the process."""
-    for path in sorted(folder.glob(f"kernels-{key}-*.so")):
-        try:
-            if path.stem.endswith(digest(path.read_bytes())):
-                return path
-        except OSError:
-            continue
-    return None
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the temporary folders of this user's builds that were killed more than an hour ago."""
+    for path in folder.glob(f"{_BUILD}*"):
+        with contextlib.suppress(OSError):
+            facts = path.lstat()
+            if facts.st_uid == os.getuid() and time.time() - facts.st_mtime > 3600:
+                shutil.rmtree(path)
 
 
 def _declared(path: Path) -> ctypes.CDLL:

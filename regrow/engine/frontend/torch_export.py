@@ -81,11 +81,13 @@ class GraphBuilder:
 
     def lower(self, node: fx.Node) -> None:
         """Lower one operation."""
-        target, known = node.target, lowerings()
-        name = target._schema.name.removeprefix("aten::") if isinstance(target, torch._ops.OpOverload) else ""
+        name, known = _operation(node), lowerings()
         call = Call(self, node, name.removesuffix("_"))
         if call.name not in known:
-            raise call.unsupported(f"The engine can run {', '.join(known)}.")
+            calls = (other for other in node.graph.nodes if other.op == "call_function" and other.target != node.target)
+            others = {str(other.target) for other in calls if _operation(other).removesuffix("_") not in known}
+            also = f"It cannot run {', '.join(sorted(others))} of this model either. " if others else ""
+            raise call.unsupported(f"{also}The engine can run {', '.join(known)}.")
         call.args = _arguments(node)
         known[call.name](call)
         first = node.args[0] if node.args else None
@@ -201,6 +203,12 @@ class Call:
         self.graph.share(self.node, self.args[name])
 
 
+def _operation(node: fx.Node) -> str:
+    """Return the name of the operation that a node calls; empty if it is not one of torch's."""
+    target = node.target
+    return target._schema.name.removeprefix("aten::") if isinstance(target, torch._ops.OpOverload) else ""
+
+
 def _arguments(node: fx.Node) -> dict[str, Any]:
     """Return the arguments by the names of the operation's schema, with defaults filled in."""
     assert isinstance(node.target, torch._ops.OpOverload)
@@ -208,7 +216,8 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
     for position, argument in enumerate(node.target._schema.arguments):
         given = node.kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None)
         values[argument.name] = node.args[position] if position < len(node.args) else given
-    return values
+    # In-place operations call their tensor `self`, even if the others of their name call it `input`.
+    return {"input": values["self"], **values} if "self" in values else values
 
 
 def _constants(program: torch.export.ExportedProgram) -> dict[fx.Node, torch.Tensor]:

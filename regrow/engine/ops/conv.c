@@ -47,7 +47,7 @@ INLINE vec read_entry(const struct entry *e, const char *corner, const char **pi
 #elif WIDE
     /* One load instead of two: the second half of the 64 bits goes from a register straight to all lanes. */
     uint64_t bits;
-    memcpy(&bits, e, sizeof bits);
+    __builtin_memcpy(&bits, e, sizeof bits);
     *pixel = corner + (uint32_t)bits;
 #if LANES == 16
     return (vec)((int32_t)(bits >> 32) - (ivec){0});
@@ -75,8 +75,8 @@ INLINE struct taken take(const struct four *four)
 {
 #if WIDE
     uint64_t first, second;
-    memcpy(&first, four->offset, sizeof first);
-    memcpy(&second, four->offset + 2, sizeof second);
+    __builtin_memcpy(&first, four->offset, sizeof first);
+    __builtin_memcpy(&second, four->offset + 2, sizeof second);
     OPAQUE(first);
     OPAQUE(second);
 #if LANES == 16

@@ -61,6 +61,6 @@ LOCAL void run_linear(const struct linear *op, const struct frame *f)
         if (WEIGHT_BITS == 8) v *= load(f->constants + op->weight_scale + at);
         v += load(f->constants + op->bias + at);
         activate(&v, 1, &op->act);
-        memcpy(out + first, &v, (size_t)count * sizeof *out);
+        __builtin_memcpy(out + first, &v, (size_t)count * sizeof *out);
     }
 }

@@ -23,14 +23,14 @@ INLINE void gather(float *to, int64_t to_pitch, const float *from, int64_t from_
      * faster than a branch. */
     ivec outside;
     int32_t at[LANES];
-    memcpy(&outside, table, sizeof outside);
+    __builtin_memcpy(&outside, table, sizeof outside);
     outside >>= 31;
     EACH(l, LANES) at[l] = table[l] & ~(table[l] >> 31);
     for (; channels > 0; channels--, to += to_pitch, from += from_pitch) {
         vec v = splat(0);
         EACH(l, LANES) v[l] = from[at[l]];
         v = (vec)((outside & (ivec)splat(fill)) | (~outside & (ivec)v));
-        memcpy(to, &v, sizeof v);
+        __builtin_memcpy(to, &v, sizeof v);
     }
 #endif
 }
@@ -56,7 +56,7 @@ INLINE void gather(float *to, int64_t to_pitch, const float *from, int64_t from_
 static void copy_run(float *to, const float *from, const int32_t *table)
 {
     vec v[LANES], w[LANES];
-    EACH(l, LANES) memcpy(v + l, from + table[l], sizeof *v);
+    EACH(l, LANES) __builtin_memcpy(v + l, from + table[l], sizeof *v);
     UNROLL for (int size = 1; size < LANES; size *= 2) {
         EACH(i, LANES / 2) {
             w[2 * i] = INTERLEAVE(v[i], v[i + LANES / 2], LOWER);
@@ -64,7 +64,7 @@ static void copy_run(float *to, const float *from, const int32_t *table)
         }
         EACH(i, LANES) v[i] = w[i];
     }
-    EACH(l, LANES) memcpy(to + l * LANES, v + l, sizeof *v);
+    EACH(l, LANES) __builtin_memcpy(to + l * LANES, v + l, sizeof *v);
 }
 
 /* Floats first to last - 1 of a few channels; one by one at the end, if they are not a whole vector. */
@@ -96,7 +96,7 @@ LOCAL void run_gather(const struct gather *op, const struct frame *f)
         const int channels = own.last - channel < AT_ONCE ? own.last - channel : AT_ONCE;
         int done = s.first;
         if (op->table == ABSENT) { /* a plain copy, of one channel */
-            memcpy(to + s.first, from + s.first, (size_t)(s.last - s.first) * sizeof *to);
+            __builtin_memcpy(to + s.first, from + s.first, (size_t)(s.last - s.first) * sizeof *to);
             continue;
         }
         for (int run = 0; run < op->run_count; run++) {

@@ -80,7 +80,9 @@ class Upsample(Unary, KernelNode):
     def _taps(self, axis: int, position: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], Floats]]:
         """Return the input positions that output positions read along an axis, and their weights, as torch does."""
         size, out = self.x.size[axis], self.out.size[axis]
-        ratio = np.float32(size) / np.float32(out) if self.scales is None else np.float32(1 / self.scales[axis])
+        # torch ignores a given scale if the size stays the same and, for nearest, if it doubles.
+        given = None if out == size or (self.mode == "nearest" and out == 2 * size) else self.scales
+        ratio = np.float32(size) / np.float32(out) if given is None else np.float32(1 / given[axis])
         position = np.clip(position, 0, out - 1)
         if self.mode == "nearest":
             source = np.floor(position.astype(np.float32) * ratio).astype(np.int64)

@@ -20,7 +20,7 @@ from regrow.engine.plan.steps import Schedule
 from regrow.engine.plan.tiles import Tile, TileProblem, candidates, problem_of
 from regrow.engine.runtime.model import noise
 from regrow.engine.runtime.session import NativeRunner, ThreadMode, default_mode
-from regrow.system import cache_folder, cores, digest, remember
+from regrow.system import cores, digest, kernel_folder, recall, remember
 
 ROUNDS = 24
 """Tiles tried for each convolution, the cheapest by the cost rule first."""
@@ -48,6 +48,9 @@ Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 Timer = Callable[[], float]
 
+_INVALID = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+"""Errors of reading a cached result that is not what was written."""
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -63,7 +66,7 @@ def tuned(schedule: Schedule, library: KernelLibrary, shapes: Shapes, *, threads
     Several threads use the tiles that are fastest for one: measured together, each waits for the one that is disturbed.
     """
     problems = [problem_of(step, schedule.lanes, threads) for step in conv_steps(schedule)]
-    path = cache_folder() / f"tiles-{_key(threads, library.key, problems)}.json"
+    path = kernel_folder() / f"tiles-{_key(threads, library.key, problems)}.json"
     known = _read(path, problems)
     if known is not None:
         return known
@@ -86,10 +89,10 @@ def _key(threads: int, *identity: object) -> str:
 def _read(path: Path, problems: Sequence[TileProblem]) -> Tuning | None:
     """Read a result from the cache; None if the file is missing or invalid."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(recall(path) or b"")
         tiles = tuple(Tile(*(int(number) for number in tile)) for tile in content["tiles"])
         mode = ThreadMode(content["mode"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except _INVALID:
         return None
     fits = len(tiles) == len(problems) and all(tile in candidates(p) for tile, p in zip(tiles, problems, strict=True))
     return Tuning(tiles, mode) if fits else None
@@ -187,10 +190,10 @@ def _mode(
 def rows_pay(rows: NativeRunner, whole: NativeRunner, shapes: Shapes) -> bool:
     """Whether slices of rows are faster, from the cache or measured now."""
     key = _key(rows.threads, rows.library.key, whole.library.key, rows.plan.macs, whole.mode)
-    path = cache_folder() / f"rows-{key}.json"
+    path = kernel_folder() / f"rows-{key}.json"
     try:
-        return bool(json.loads(path.read_text())["pays"])
-    except (OSError, ValueError, TypeError, KeyError):
+        return bool(json.loads(recall(path) or b"")["pays"])
+    except _INVALID:
         pays = faster(*_timers(rows, whole, shapes))
     remember(path, json.dumps({"pays": pays}).encode())
     return pays

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from regrow.core.modules import has_values
+
 CPU = torch.device("cpu")
 
 
@@ -91,6 +93,24 @@ class Runner(Protocol):
         """Return the minimum time of each operation."""
 
 
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    """Return `x` as a contiguous float32 tensor on the CPU."""
+    if x.layout is not torch.strided or x.is_complex() or x.is_quantized:
+        raise TypeError(f"expected a dense tensor of real numbers, got {x.dtype} in the layout {x.layout}")
+    if x.is_cpu:
+        _check_values(x)  # torch itself crashes when it copies from freed memory
+    return x.detach().to(CPU, torch.float32).resolve_neg().contiguous()
+
+
+def _check_values(tensor: torch.Tensor) -> None:
+    if not has_values(tensor):
+        raise ValueError(
+            f"expected a tensor with values in memory, got a {type(tensor).__name__} without: a compiled model cannot "
+            "be traced or called inside a FakeTensorMode or a function of torch.func (vmap, grad, functionalize), and "
+            "the storage of its input must not be freed"
+        )
+
+
 class CompiledModel:
     """A network compiled for inference on this machine's CPU; call it with a batch.
 
@@ -112,6 +132,8 @@ class CompiledModel:
     def __call__(self, x: torch.Tensor | NDArray[Any]) -> torch.Tensor | NDArray[np.float32]:
         """Compute the output for the batch `x`."""
         if isinstance(x, np.ndarray):
+            if np.iscomplexobj(x):
+                raise TypeError(f"expected real numbers, got an array of {x.dtype}")
             array = np.ascontiguousarray(x, np.float32)
             own = array if array.flags.writeable else array.copy()  # torch does not wrap read-only arrays
             result: NDArray[np.float32] = self(torch.from_numpy(own)).numpy()
@@ -122,9 +144,14 @@ class CompiledModel:
         shape, like = self._last
         if x.shape != shape:
             shape, like = self._last = self._accepted(x.shape)
-        if x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous():
-            x = x.detach().to("cpu", torch.float32).contiguous()
+        # torch computes a negative view when it is read, and the kernels would not.
+        if x.dtype is not torch.float32 or x.layout is not torch.strided or not x.is_contiguous() or x.is_neg():
+            x = _plain(x)
+        elif not x.is_cpu:
+            x = x.detach().to(CPU)
+        _check_values(x)
         y = torch.empty_like(like)
+        _check_values(y)
         self._runner.run(x, y)
         return y
 

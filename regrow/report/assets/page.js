@@ -5,6 +5,12 @@
   const mode = window.matchMedia("(prefers-color-scheme: dark)");
   const views = new Map();
 
+  // A figure with a choice of the x axis has one specification for each.
+  const specification = (chart) => {
+    const axis = chart.closest("figure").querySelector("select[name=figure]");
+    return figures[axis ? axis.value : chart.id];
+  };
+
   const chosen = (chart) => {
     const task = chart.closest(".task");
     const choices = {};
@@ -18,7 +24,7 @@
   };
 
   const draw = async (chart) => {
-    const spec = structuredClone(figures[chart.id]);
+    const spec = structuredClone(specification(chart));
     const choices = chosen(chart);
     for (const parameter of spec.params) {
       if (parameter.name in choices) parameter.value = choices[parameter.name];
@@ -53,7 +59,7 @@
     for (const chart of task.querySelectorAll(".chart")) {
       const view = views.get(chart)?.view;
       if (!view) continue;
-      const known = figures[chart.id].params.map((parameter) => parameter.name);
+      const known = specification(chart).params.map((parameter) => parameter.name);
       for (const [name, value] of Object.entries(chosen(chart))) {
         if (known.includes(name)) view.signal(name, value);
       }
@@ -62,7 +68,10 @@
   };
 
   for (const task of document.querySelectorAll(".task")) {
-    task.addEventListener("change", () => update(task));
+    task.addEventListener("change", (event) => {
+      if (event.target.name === "figure") draw(event.target.closest("figure").querySelector(".chart"));
+      else update(task);
+    });
     for (const button of task.querySelectorAll("button[data-all]")) {
       button.addEventListener("click", () => {
         for (const box of task.querySelectorAll("input[name=shown]")) box.checked = button.dataset.all === "true";
@@ -74,6 +83,14 @@
     const target = document.getElementById(location.hash.slice(1));
     if (target instanceof HTMLDetailsElement) target.open = true;
   });
+  const hint = () => {
+    for (const frame of document.querySelectorAll(".scroll")) {
+      frame.classList.toggle("overflows", frame.scrollWidth > frame.clientWidth + 1);
+    }
+  };
+  document.addEventListener("toggle", hint, true);
+  window.addEventListener("resize", hint);
+  hint();
   mode.addEventListener("change", drawAll);
   drawAll();
 })();

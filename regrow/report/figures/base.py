@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,12 @@ SHOWN = "indexof(shown, datum.series) >= 0"
 """Vega filter for figures in which series can be hidden."""
 AT_LEVEL = "datum.level == null || datum.level == level"
 """Vega filter for figures that show one sparsity; dense networks are always shown."""
+
+
+HEIGHT = 260
+"""Height of the plot in pixels."""
+LABEL_WIDTH = 120
+"""Most pixels for the labels beside a plot, which shrinks to make room for them."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ def new_chart() -> Any:
     return altair().Chart(altair().NamedData(name="rows"))
 
 
-def finish(chart: Any, rows: Sequence[Mapping[str, Any]], *, height: int = 260) -> dict[str, Any]:
+def finish(chart: Any, rows: Sequence[Mapping[str, Any]], *, height: int = HEIGHT) -> dict[str, Any]:
     """Return the specification of `chart` with its data, as wide as its container; the theme styles it."""
     spec: dict[str, Any] = chart.properties(width="container", height=height).to_dict()
     spec["datasets"] = {"rows": list(rows)}
@@ -95,6 +102,74 @@ def zoom() -> Any:
         zoom="wheel![event.ctrlKey || event.metaKey || event.shiftKey]",
         translate=f"[pointerdown{mouse}, window:pointerup] > window:pointermove!",
     )
+
+
+def limits(values: Sequence[float]) -> tuple[float, float]:
+    """Return axis limits for `values`; a few that are far from all others are left outside, for `outliers` to mark.
+
+    >>> limits([*range(90, 100), 10.0])
+    (89.55, 99.45)
+    """
+    inside = list(values)
+    if len(inside) >= 8:
+        low, _, high = statistics.quantiles(inside, n=4)
+        reach = 3 * max(high - low, 1e-9)
+        near = [value for value in inside if low - reach <= value <= high + reach]
+        # Where many are far from the rest, they are what the figure is about.
+        inside = near if len(near) >= 0.9 * len(inside) else inside
+    margin = 0.05 * (max(inside) - min(inside)) or 0.05 * abs(max(inside)) or 1.0
+    return compact(min(inside) - margin), compact(max(inside) + margin)
+
+
+def outliers(base: Any, title: str, low: float, high: float, **encoding: Any) -> Any:
+    """Return triangles at the edge of the plot for the rows of `base` whose `mean` is outside the limits.
+
+    `title` is that of the axis.
+    """
+    alt = altair()
+    shape = alt.condition(f"datum.mean < {low}", alt.value("triangle-down"), alt.value("triangle-up"))
+    return (
+        base.transform_filter(f"datum.mean < {low} || datum.mean > {high}")
+        .transform_calculate(edge=f"clamp(datum.mean, {low}, {high})")
+        .mark_point(filled=True, size=60, opacity=1, clip=False, aria=False)
+        .encode(y=alt.Y("edge:Q", title=title), shape=shape, **encoding)
+    )
+
+
+OUTSIDE = " Triangles at the edge mark values outside the axis; point at them for the number."
+_LABELS = 16  # more would not fit beside a figure
+_LABEL_HEIGHT = 15
+
+
+def label_places(values: Mapping[str, float], low: float, high: float, *, height: int = HEIGHT) -> dict[str, float]:
+    """Return the places of labels for lines that end at `values`, in units of the axis; none if they do not fit."""
+    if len(values) > _LABELS:
+        return {}
+    ends = [min(max(value, low), high) for value in values.values()]
+    places = spread(ends, gap=_LABEL_HEIGHT * (high - low) / height)
+    return {name: compact(place) for name, place in zip(values, places, strict=True)}
+
+
+def spread(values: Sequence[float], gap: float) -> list[float]:
+    """Return positions near `values`, in the same order, that are at least `gap` apart: labels must not overlap.
+
+    >>> spread([1.0, 1.0, 9.0], 2.0)
+    [0.0, 2.0, 9.0]
+    """
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    groups: list[tuple[float, list[int]]] = []  # centers, and whose labels stand around them
+    for index in order:
+        center, members = values[index], [index]
+        while groups and center - groups[-1][0] < gap * (len(members) + len(groups[-1][1])) / 2:
+            _, before = groups.pop()
+            members = [*before, *members]
+            center = sum(values[each] for each in members) / len(members)
+        groups.append((center, members))
+    placed = [0.0] * len(values)
+    for center, members in groups:
+        for place, index in enumerate(members):
+            placed[index] = center + gap * (place - (len(members) - 1) / 2)
+    return placed
 
 
 def compact(number: float) -> float:

@@ -6,7 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from regrow.report.figures.base import SHOWN, Figure, altair, compact, finish, new_chart, series_scales, zoom
+from regrow.report.figures.base import (
+    LABEL_WIDTH,
+    OUTSIDE,
+    SHOWN,
+    Figure,
+    altair,
+    compact,
+    finish,
+    label_places,
+    limits,
+    new_chart,
+    outliers,
+    series_scales,
+    zoom,
+)
 from regrow.report.tables import Entry, Task, plus_minus, seeds, sentence
 from regrow.runs.outcomes import Summary
 from regrow.text import quantity
@@ -14,22 +28,33 @@ from regrow.text import quantity
 
 @dataclass(frozen=True)
 class Cost:
-    """A quantity to plot accuracy against."""
+    """A quantity to plot accuracy against; the sparsest network is on the right."""
 
-    name: str
-    title: str
+    choice: str
+    """Its name in the list of x axes."""
     axis: str
     quantity: str
     scale: float = 1.0
     logarithmic: bool = False
 
+    @property
+    def name(self) -> str:
+        """Name of the figure."""
+        return f"accuracy-{self.choice.lower()}"
+
+    @property
+    def title(self) -> str:
+        """Title of the figure."""
+        return f"Accuracy and {self.choice}"
+
 
 COSTS = (
-    Cost("accuracy-sparsity", "Accuracy and sparsity", "pruned of the targeted weights, %", "sparsity", scale=100),
-    Cost("accuracy-parameters", "Accuracy and parameters", "parameters left", "nonzeros", logarithmic=True),
-    Cost("accuracy-macs", "Accuracy and MACs", "multiply-accumulates left per image", "macs_kept", logarithmic=True),
+    Cost("sparsity", "pruned of the targeted weights, %", "sparsity", scale=100),
+    Cost("parameters", "parameters left", "nonzeros", logarithmic=True),
+    Cost("MACs", "multiply-accumulates left per image", "macs_kept", logarithmic=True),
 )
 _TRADEOFF_CAPTION = "Top-1 accuracy of the last epoch: mean and standard deviation over seeds."
+_TOP1 = "top-1, %"
 _DENSE = " The dashed line is the dense network."
 
 
@@ -41,9 +66,24 @@ def tradeoff_figure(cost: Cost, task: Task) -> Figure | None:
     said = [f"{row['label']}: {row['accuracy']} % at {row['at']}" for row in rows]
     description = f"Accuracy (top-1, %) against {cost.axis}: {sentence(said)}"
     dense = any(row["level"] is None for row in rows)
-    chart = _tradeoff_chart(cost, task.series, dense=dense).properties(description=description)
-    caption = _TRADEOFF_CAPTION + (_DENSE if dense else "")
-    return Figure(cost.name, cost.title, caption, description, finish(chart, rows))
+    means = [row["mean"] for row in rows]
+    low, high = limits(means)
+    clipped = min(means) < low or max(means) > high
+    _place_labels(rows, low, high)
+    chart = _tradeoff_chart(cost, task.series, (low, high), dense=dense, clipped=clipped)
+    caption = _TRADEOFF_CAPTION + (_DENSE if dense else "") + (OUTSIDE if clipped else "")
+    spec = finish(chart.properties(description=description), rows)
+    return Figure(cost.name, cost.title, caption, description, spec)
+
+
+def _place_labels(rows: Sequence[dict[str, Any]], low: float, high: float) -> None:
+    """Give the sparsest point of every series a place for its label."""
+    last: dict[str, dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: row["level"] or 0.0):
+        row["place"] = None
+        last[row["series"]] = row
+    for series, place in label_places({name: row["mean"] for name, row in last.items()}, low, high).items():
+        last[series]["place"] = place
 
 
 def _tradeoff_row(cost: Cost, entry: Entry) -> dict[str, Any] | None:
@@ -61,6 +101,7 @@ def _tradeoff_row(cost: Cost, entry: Entry) -> dict[str, Any] | None:
         "accuracy": plus_minus(top1),
         "seeds": seeds(top1.n),
         "at": _spent(cost, spent),
+        "end": f"{entry.series} {top1.mean:.1f}",
     }
 
 
@@ -68,32 +109,45 @@ def _spent(cost: Cost, spent: Summary) -> str:
     return quantity(spent.mean) if cost.logarithmic else f"{cost.scale * spent.mean:.2f} %"
 
 
-def _tradeoff_chart(cost: Cost, series: Sequence[str], *, dense: bool) -> Any:
+def _tradeoff_chart(
+    cost: Cost, series: Sequence[str], domain: tuple[float, float], *, dense: bool, clipped: bool
+) -> Any:
     alt = altair()
     color, dashes, shapes = series_scales(series, lines=False)
-    scale = alt.Scale(type="log", nice=False, padding=20) if cost.logarithmic else alt.Scale(zero=False, padding=20)
-    ticks: dict[str, Any] = {"format": "~s", "tickCount": 5} if cost.logarithmic else {}
+    kind: dict[str, Any] = {"type": "log", "nice": False, "reverse": True} if cost.logarithmic else {"zero": False}
+    scale = alt.Scale(padding=20, **kind)
+    ticks: dict[str, Any] = {"format": "~s", "tickCount": 5} if cost.logarithmic else {"tickCount": 6}
     axis = alt.Axis(grid=False, labelBound=True, **ticks)  # drops labels that would be cut off
-    y = alt.Y("mean:Q", title="top-1, %", scale=alt.Scale(zero=False))
+    y = alt.Y("mean:Q", title=_TOP1, scale=alt.Scale(zero=False, nice=False, domain=list(domain)))
     base = new_chart().encode(x=alt.X("x:Q", title=cost.axis, scale=scale, axis=axis), color=color)
     pruned = base.transform_filter("datum.level != null")
     tooltip = [
         alt.Tooltip("label:N", title="run"),
-        alt.Tooltip("accuracy:N", title="top-1, %"),
+        alt.Tooltip("accuracy:N", title=_TOP1),
         alt.Tooltip("seeds:N", title="over"),
         alt.Tooltip("at:N", title=cost.axis.removesuffix(", %")),
     ]
-    line = pruned.mark_line(aria=False).encode(y=y, strokeDash=dashes).add_params(zoom())
-    bar = pruned.mark_rule(strokeWidth=1.5, aria=False).encode(y=alt.Y("low:Q", title="top-1, %"), y2="high:Q")
-    point = pruned.mark_point(filled=True, size=70, opacity=1).encode(y=y, shape=shapes, tooltip=tooltip)
+    line = pruned.mark_line(clip=True, aria=False).encode(y=y, strokeDash=dashes).add_params(zoom())
+    bar = pruned.mark_rule(strokeWidth=1.5, clip=True, aria=False).encode(y=alt.Y("low:Q", title=_TOP1), y2="high:Q")
+    point = pruned.mark_point(filled=True, size=70, opacity=1, clip=True).encode(y=y, shape=shapes, tooltip=tooltip)
     beside = (
         new_chart()
         .transform_filter("datum.level == null")
         .mark_rule(strokeDash=[5, 4], strokeWidth=1.5)
         .encode(y=y, color=color, tooltip=tooltip)
     )
+    place = alt.Y("place:Q", title=_TOP1)
+    text = {"align": "left", "fontSize": 12, "limit": LABEL_WIDTH, "clip": False, "aria": False}
+    labels = pruned.transform_filter("isValid(datum.place)").mark_text(dx=10, **text).encode(y=place, text="end:N")
+    of_dense = (
+        new_chart()
+        .transform_filter("datum.level == null && isValid(datum.place)")
+        .mark_text(dx=4, x=alt.ExprRef("width"), **text)
+        .encode(y=place, text="end:N", color=color)
+    )
+    marked = [outliers(pruned, _TOP1, *domain, tooltip=tooltip)] if clipped else []
     return (
-        alt.layer(line, bar, point, *([beside] if dense else []))
+        alt.layer(line, bar, point, *marked, labels, *([beside, of_dense] if dense else []))
         .transform_filter(SHOWN)
         .add_params(alt.param(name="shown", value=list(series)))
     )

@@ -9,12 +9,17 @@ from typing import Any
 
 from regrow.report.figures.base import (
     AT_LEVEL,
+    LABEL_WIDTH,
+    OUTSIDE,
     SHOWN,
     Figure,
     altair,
     compact,
     finish,
+    label_places,
+    limits,
     new_chart,
+    outliers,
     series_scales,
     zoom,
 )
@@ -117,12 +122,34 @@ def curve_figure(curve: Curve, entries: Sequence[Entry], series: Sequence[str], 
     if not drawn:
         return None
     rows = [_row(curve, entry, points) for entry, points in drawn]
+    means = [mean for row in rows for mean in row["mean"]]
+    low, high = limits(means)
+    _place_labels(rows, low, high)
     ends = [
         f"{entry.label} {plus_minus(points[-1][1], digits=curve.digits, scale=curve.scale)}" for entry, points in drawn
     ]
     description = f"{curve.title} ({curve.axis}) against the epoch. At the end: {sentence(ends)}"
-    chart = _chart(curve, series, level).properties(description=description)
-    return Figure(curve.name, curve.title, curve.caption, description, finish(chart, rows))
+    clipped = min(means) < low or max(means) > high
+    chart = _chart(curve, series, level, (low, high), clipped=clipped).properties(description=description)
+    caption = curve.caption + (OUTSIDE if clipped else "")
+    return Figure(curve.name, curve.title, caption, description, finish(chart, rows))
+
+
+def _place_labels(rows: Sequence[dict[str, Any]], low: float, high: float) -> None:
+    """Give every curve the place of its label at each sparsity at which it is shown: labels must not overlap."""
+    levels = sorted({row["level"] for row in rows if row["level"] is not None}) or [None]
+    for row in rows:
+        row["places"] = {}
+    for level in levels:
+        shown = {row["label"]: row for row in rows if row["level"] in (None, level)}
+        places = label_places({name: row["mean"][-1] for name, row in shown.items()}, low, high)
+        for name, place in places.items():
+            shown[name]["places"][_key(level)] = place
+
+
+def _key(level: float | None) -> str:
+    """Return a sparsity as JavaScript writes it."""
+    return "null" if level is None else f"{level!r}"
 
 
 def _moves(group: Group) -> bool:
@@ -139,6 +166,8 @@ def _row(curve: Curve, entry: Entry, points: Points) -> dict[str, Any]:
         "series": entry.series,
         "label": entry.label if entry.group.finished else f"{entry.label} ({_end(entry.group)})",
         "level": entry.group.level,
+        "end": f"{entry.series} {curve.scale * points[-1][1].mean:.{min(curve.digits, 3)}f}",
+        "last": points[-1][0],
         "epoch": [epoch for epoch, _ in points],
         "mean": [compact(curve.scale * summary.mean) for _, summary in points],
         "low": [compact(curve.scale * summary.low) for _, summary in points],
@@ -147,21 +176,27 @@ def _row(curve: Curve, entry: Entry, points: Points) -> dict[str, Any]:
     }
 
 
-def _chart(curve: Curve, series: Sequence[str], level: float | None) -> Any:
+def _chart(
+    curve: Curve, series: Sequence[str], level: float | None, domain: tuple[float, float], *, clipped: bool
+) -> Any:
     alt = altair()
     color, dashes, _ = series_scales(series, lines=True)
     # A short training would otherwise get ticks between its epochs.
     whole = alt.Axis(tickMinStep=1, labelExpr="datum.value % 1 ? '' : format(datum.value, 'd')", grid=False)
     x = alt.X("epoch:Q", title="epoch", scale=alt.Scale(zero=False, nice=False), axis=whole)
-    y = alt.Y("mean:Q", title=curve.axis, scale=alt.Scale(zero=False))
+    y = alt.Y("mean:Q", title=curve.axis, scale=alt.Scale(zero=False, nice=False, domain=list(domain)))
     near = alt.selection_point(
         name="near", fields=["label", "epoch"], nearest=True, on="pointerover", clear="pointerout", empty=False
     )
     base = new_chart().encode(x=x, color=color)
-    band = base.mark_area(opacity=0.16, aria=False).encode(y=alt.Y("low:Q", title=curve.axis), y2="high:Q")
-    line = base.mark_line(strokeWidth=2, aria=False).encode(y=y, strokeDash=dashes, detail="label:N").add_params(zoom())
+    band = base.mark_area(opacity=0.16, clip=True, aria=False).encode(y=alt.Y("low:Q", title=curve.axis), y2="high:Q")
+    line = (
+        base.mark_line(strokeWidth=2, clip=True, aria=False)
+        .encode(y=y, strokeDash=dashes, detail="label:N")
+        .add_params(zoom())
+    )
     points = (
-        base.mark_point(filled=True, size=60, aria=False)
+        base.mark_point(filled=True, size=60, clip=True, aria=False)
         .encode(
             y=y,
             opacity=alt.condition(near, alt.value(1), alt.value(0)),
@@ -169,8 +204,15 @@ def _chart(curve: Curve, series: Sequence[str], level: float | None) -> Any:
         )
         .add_params(near)
     )
+    labels = (
+        base.transform_calculate(place="datum.places[level == null ? 'null' : '' + level]")
+        .transform_filter("datum.epoch == datum.last && isValid(datum.place)")
+        .mark_text(align="left", dx=8, fontSize=12, limit=LABEL_WIDTH, clip=False, aria=False)
+        .encode(y=alt.Y("place:Q", title=curve.axis), text="end:N")
+    )
+    marked = [outliers(base, curve.axis, *domain, tooltip=alt.value(alt.ExprRef(_tooltip(curve))))] if clipped else []
     return (
-        alt.layer(band, line, points)
+        alt.layer(band, line, points, *marked, labels)
         .transform_filter(SHOWN)
         .transform_filter(AT_LEVEL)
         .transform_flatten(["epoch", "mean", "low", "high", "text"])

@@ -15,6 +15,7 @@ from regrow.shrinking.channels import (
     Flow,
     Layer,
     OpaqueError,
+    Reason,
     argument,
     channels_along,
     first,
@@ -151,7 +152,7 @@ def average_pool(flow: Flow, node: fx.Node, module: Any) -> Channels:
         counts = module.count_include_pad
     padded = any(padding) if isinstance(padding, tuple | list) else bool(padding)
     if (padded and counts) or divisor is not None:
-        return replace(source, constant=_only(source.constant, 0.0))
+        return _with_border(flow, node, source, 0.0)
     return source
 
 
@@ -167,7 +168,7 @@ def pad(flow: Flow, node: fx.Node, module: Any) -> Channels:
     if any(batch):
         raise OpaqueError("along the batch")
     if mode == "constant" and any(amounts[:spatial]):
-        source = replace(source, constant=_only(source.constant, value))
+        source = _with_border(flow, node, source, value)
     if not (before or after):
         return source
     flow.queried.append(source)
@@ -184,9 +185,13 @@ def _padding(node: fx.Node, module: Any) -> tuple[tuple[Any, ...], str, float]:
     return tuple(module.padding), "copy", 0.0
 
 
-def _only(constant: Tensor, value: float) -> Tensor:
-    """Return the constants that are still constant with `value` at the border."""
-    return torch.where(constant == value, constant, torch.nan)
+def _with_border(flow: Flow, node: fx.Node, source: Channels, value: float) -> Channels:
+    """Return the channels after `value` was put around them: other constants depend on the position from here on."""
+    still = source.constant == value
+    reason = Reason(f"'{node.target if isinstance(node.target, str) else node.name}' puts {value:g} around it", True)
+    for slot in source.slots[~still & ~source.varies].tolist():
+        flow.blurred.setdefault(slot, reason)
+    return replace(source, constant=torch.where(still, source.constant, torch.nan))
 
 
 @rule(torch.mean, torch.amax, torch.amin, "mean", "amax", "amin")

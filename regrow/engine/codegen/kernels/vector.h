@@ -1,12 +1,12 @@
 /* Vectors of LANES floats, in the vector extensions of gcc and clang.
  *
- * Kernels need no C library but memcpy, so that they also build for devices without an operating system.
+ * Kernels include no header of the C library and call at most memcpy, so that they also build for WebAssembly and for
+ * devices without an operating system.
  */
 #ifndef VECTOR_H
 #define VECTOR_H
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 #ifdef __SSE__
 #include <immintrin.h>
 #endif
@@ -71,6 +71,9 @@ INLINE vec min(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)b); 
 #elif LANES == 4 && defined(__SSE__)
 INLINE vec max(vec a, vec b) { return (vec)_mm_max_ps((__m128)a, (__m128)b); }
 INLINE vec min(vec a, vec b) { return (vec)_mm_min_ps((__m128)a, (__m128)b); }
+#elif defined(__wasm_simd128__)
+INLINE vec max(vec a, vec b) { return __builtin_wasm_pmax_f32x4(b, a); }
+INLINE vec min(vec a, vec b) { return __builtin_wasm_pmin_f32x4(b, a); }
 #else
 INLINE vec max(vec a, vec b) { return choose(a > b, a, b); }
 INLINE vec min(vec a, vec b) { return choose(a < b, a, b); }
@@ -81,7 +84,11 @@ INLINE vec masked(vec v, const char *mask) { return (vec)((ivec)v & *(const icel
 /* Moves lanes, and sets lanes to zero that the mask excludes. */
 INLINE vec permute(vec v, ivec lanes, ivec mask)
 {
-#ifdef __clang__
+#ifdef __wasm_simd128__
+    typedef signed char bytes __attribute__((vector_size(16)));
+    const ivec at = lanes * 0x04040404 + 0x03020100; /* the four bytes of each lane */
+    return (vec)((ivec)__builtin_wasm_swizzle_i8x16((bytes)v, (bytes)at) & mask);
+#elif defined(__clang__)
     vec moved = v;
     for (int l = 0; l < LANES; l++) moved[l] = v[lanes[l]];
     return (vec)((ivec)moved & mask);

@@ -9,7 +9,7 @@ INLINE float widen(uint16_t half)
 {
     const uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
     float f;
-    memcpy(&f, &magnitude, sizeof f);
+    __builtin_memcpy(&f, &magnitude, sizeof f);
     return half & 0x8000 ? f * -0x1p112f : f * 0x1p112f;
 }
 #else

@@ -1,0 +1,56 @@
+"""Flat views of tensors in memory order, floats as integers with the same bits, masks packed to bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether the elements fill a contiguous block of memory without overlap, in any order of dimensions."""
+    by_stride = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+    return tensor.is_contiguous() or tensor.permute(by_stride).is_contiguous()
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """Return a flat view in the order of the elements in memory, for any memory format (dense tensors only)."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return floats as integers of the same size and bits; other tensors are returned as they are."""
+    return tensor.view(_INTEGERS[tensor.itemsize]) if tensor.is_floating_point() else tensor
+
+
+def bit_view(tensor: Tensor) -> Any:
+    """Return the bits of the elements in memory order, as a NumPy array if the tensor is on the CPU."""
+    flat = bits(in_memory_order(tensor))
+    return flat.numpy() if flat.device.type == "cpu" else flat
+
+
+def like(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `tensor` on the device and in the memory format of `model`; a copy only if they differ."""
+    if (tensor.device, tensor.stride(), tensor.dtype) == (model.device, model.stride(), dtype):
+        return tensor
+    return torch.empty_like(model, dtype=dtype).copy_(tensor)
+
+
+def pack(mask: Tensor) -> Tensor:
+    """Return the mask as one bit per weight, in row-major order."""
+    return torch.from_numpy(np.packbits(mask.cpu().reshape(-1).numpy()))
+
+
+def unpack(bits: Tensor, shape: torch.Size, name: str) -> Tensor:
+    """Return the mask that `pack` was given."""
+    count = shape.numel()
+    if bits.dtype is not torch.uint8 or bits.numel() != (count + 7) // 8:
+        raise ValueError(
+            f"the packed mask of {name} has {bits.numel()} values of {bits.dtype}, "
+            f"its shape {tuple(shape)} needs {(count + 7) // 8} of torch.uint8"
+        )
+    return torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=count).astype(bool)).view(shape)

@@ -1,0 +1,214 @@
+"""Optimizer step hooks: which steps count, closures, and weight decay evaluated at the pruned weights."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+from weakref import WeakSet
+
+import torch
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, Optimizer, RAdam, RMSprop
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from regrow.checks import warn
+from regrow.core.distributed import ShardGroup, local_part
+from regrow.core.targets import Target
+
+WeightDecayAt = Literal["dense", "pruned"]
+
+_COUPLED = (SGD, Adam, Adagrad, RMSprop, Adamax, NAdam, RAdam, Adadelta, ASGD)
+
+
+class StepHooks:
+    """Registers step hooks with an optimizer and calls back once per step, also if one step calls another.
+
+    `before` is told whether the step has a closure, `after` whether the step counts. `around` is called in place of
+    a closure and has to call it.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        shards: ShardGroup,
+        before: Callable[[bool], None],
+        after: Callable[[bool], None],
+        around: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        self.initializing = False
+        """Whether the present step is one with which distributed checkpoint initializes the optimizer's state."""
+        self._running = False
+        self._shards, self._before, self._after, self._around = shards, before, after, around
+        self._hooks = (optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end))
+
+    @property
+    def running(self) -> bool:
+        """Whether the optimizer is inside a step."""
+        return self._running
+
+    def remove(self) -> None:
+        """Remove the hooks from the optimizer."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if self._running and _is_nested(optimizer):
+            return None
+        self._running, self.initializing = True, _initializes_state(optimizer, self._shards)
+        given = (*args[1:], *kwargs.values())  # args[0] is the optimizer itself
+        self._before(any(map(callable, given)))
+        return (args[0], *map(self._wrap, args[1:])), {name: self._wrap(value) for name, value in kwargs.items()}
+
+    def _wrap(self, argument: Any) -> Any:
+        return (lambda: self._around(argument)) if callable(argument) else argument
+
+    def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if _is_nested(optimizer):
+            return
+        self._running = False
+        self._after(not self.initializing and not overflowed(optimizer))
+
+
+class OtherSteps:
+    """Warns at the first step of an optimizer that holds weights of another optimizer's pruner.
+
+    A hook of torch for all optimizers sees it. An optimizer is looked at once until the next pruner is attached.
+    """
+
+    def __init__(self, owners: Mapping[int, Any]) -> None:
+        self._owners = owners
+        self._known: WeakSet[Optimizer] = WeakSet()
+        self._registered = False
+
+    def watch(self) -> None:
+        """Look at all optimizers again, because a pruner was attached."""
+        self._known.clear()
+        if not self._registered:
+            register_optimizer_step_pre_hook(self._before_step)
+            self._registered = True
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer in self._known:
+            return
+        self._known.add(optimizer)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                pruner = self._owners.get(id(parameter))
+                if pruner is not None and pruner.optimizer is not optimizer and not pruner.is_stepping:
+                    kind = type(pruner).__name__
+                    warn(
+                        f"a {type(optimizer).__name__} steps weights that a {kind} prunes with another optimizer: they "
+                        f"do not stay pruned. detach() the {kind} and attach a new one to the optimizer that trains."
+                    )
+                    return
+
+
+def _is_nested(optimizer: Optimizer) -> bool:
+    """Return whether a step runs inside a step: a subclass whose step calls its parent's runs the hooks of both.
+
+    torch does not tell hooks about this, so the calls of `step` on the stack are counted.
+    """
+    frame, steps = sys._getframe(1), 0
+    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+        running = frame.f_code.co_qualname == "Optimizer.profile_hook_step.<locals>.wrapper"
+        steps += running and frame.f_locals.get("self") is optimizer
+    return steps > 1
+
+
+def _initializes_state(optimizer: Optimizer, shards: ShardGroup) -> bool:
+    """Return whether distributed checkpoint makes this step to create the optimizer's state: lr 0, zero gradients."""
+    if optimizer.state:
+        return False
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    if any(rate is None or float(rate) != 0 for rate in rates):
+        return False
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if any(gradient.is_sparse for gradient in gradients):
+        return False
+    return not any(shards.counts(local_part(gradient) for gradient in gradients))
+
+
+def overflowed(optimizer: Optimizer) -> bool:
+    """Return whether the step leaves the weights unchanged: GradScaler runs fused steps despite an overflow."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
+
+
+def base_optimizer(optimizer: Any) -> Optimizer:
+    """Return the torch optimizer inside wrappers such as Accelerate's, which do not forward hooks."""
+    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer
+    if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise TypeError(
+            f"{type(optimizer).__name__} is not a torch.optim.Optimizer and has no step hooks: "
+            "pass the torch optimizer that it steps"
+        )
+    return optimizer
+
+
+def check_optimizer(targets: Iterable[Target], optimizer: Optimizer, owners: Mapping[int, object]) -> None:
+    """Raise unless the optimizer steps every target and no other pruner owns one (`owners`, by parameter id)."""
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for target in targets:
+        if hasattr(target.param, "_in_backward_optimizers"):
+            raise ValueError(f"{target.name} is stepped inside backward, where there are no step hooks")
+        if id(target.param) not in stepped:
+            raise ValueError(
+                f"the optimizer does not hold {target.name}: give it to the optimizer, leave it out with targets=..., "
+                "and keep one optimizer for all targets (not one per parameter inside backward)"
+            )
+        if id(target.param) in owners:
+            gc.collect()  # a pruner and its optimizer are a reference cycle, which may be unused but not yet freed
+        if (owner := owners.get(id(target.param))) is not None:
+            raise ValueError(f"{target.name} is already pruned by a {type(owner).__name__}: detach() that one first")
+
+
+class DecayAtPruned:
+    """Adds λŵ to the gradients in place of the λw that the optimizer would add itself.
+
+    This treats the regularizer as part of the loss, whose gradient the paper takes at ŵ. It is only possible where
+    weight decay is part of the gradient (coupled).
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            if not isinstance(optimizer, _COUPLED) or group.get("decoupled_weight_decay"):
+                raise ValueError(
+                    f"weight_decay_at='pruned' needs weight decay that is part of the gradient; "
+                    f"{type(optimizer).__name__} decouples it or has none. Use SGD or Adam, or weight_decay_at='dense'"
+                )
+        self._optimizer = optimizer
+        self._strengths: list[float] | None = None
+
+    @torch.no_grad()
+    def add_to_gradients(self) -> None:
+        """Add λŵ to the gradients and switch the optimizer's own weight decay off."""
+        if getattr(self._optimizer, "grad_scale", None) is not None:
+            raise RuntimeError(
+                "weight_decay_at='pruned' needs unscaled gradients: call scaler.unscale_(optimizer) before the step"
+            )
+        groups = self._optimizer.param_groups
+        strengths = self._strengths or [group["weight_decay"] for group in groups]
+        for group, strength in zip(groups, strengths, strict=True):
+            group["weight_decay"] = 0
+            sign = -1 if group.get("maximize") else 1
+            for parameter in group["params"]:
+                if parameter.grad is not None and strength:
+                    parameter.grad.add_(parameter, alpha=sign * strength)
+        self._strengths = strengths
+
+    def restore(self) -> None:
+        """Switch the optimizer's own weight decay on again."""
+        for group, strength in zip(self._optimizer.param_groups, self._strengths or [], strict=False):
+            group["weight_decay"] = strength
+        self._strengths = None
+
+
+def decays_at_pruned(weight_decay_at: str) -> bool:
+    """Return whether weight decay acts on ŵ."""
+    if weight_decay_at not in ("dense", "pruned"):
+        raise ValueError(
+            f"weight_decay_at must be 'dense' (weight decay acts on w) or 'pruned' (on ŵ), got {weight_decay_at!r}"
+        )
+    return weight_decay_at == "pruned"

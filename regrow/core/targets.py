@@ -1,0 +1,268 @@
+"""Which parameters of a model are pruned: defaults, names, globs, predicates."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.parameter import Parameter, UninitializedParameter
+
+from regrow.checks import warn
+from regrow.core.bits import is_dense
+from regrow.core.distributed import check_placement, first_row, is_sharded, local_part
+from regrow.core.modules import clean_name, named_parameters, unwrap
+from regrow.text import did_you_mean
+
+Names = str | nn.Module | Iterable[str | nn.Module]
+TargetSpec = Names | Callable[[str, Parameter], bool] | None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parameter that is pruned; `out_dim` is the dimension along which its filters lie."""
+
+    name: str
+    param: Parameter
+    out_dim: int = 0
+
+    @property
+    def local(self) -> Tensor:
+        """The values that this process stores: some rows of a sharded parameter, all of any other."""
+        return local_part(self.param)
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of `local`."""
+        return None if self.param.grad is None else local_part(self.param.grad)
+
+    @property
+    def offset(self) -> int:
+        """The row-major index of the first element of `local` in the full parameter."""
+        return first_row(self.param) * self.param.shape[1:].numel()
+
+    def part(self, tensor: Tensor) -> Tensor:
+        """Return the rows of `tensor` that belong to `local`; it is full, or sharded like the parameter."""
+        if is_sharded(tensor) or tensor.shape != self.param.shape:
+            return local_part(tensor)
+        first = first_row(self.param)
+        return tensor[first : first + len(self.local)] if tensor.ndim else tensor
+
+
+def zero_outside(masks: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Set the model's weights to zero where their masks, those of this process's part, are False."""
+    parameters = named_parameters(model)
+    for name, mask in masks.items():
+        if name not in parameters or local_part(parameters[name]).shape != mask.shape:
+            found = tuple(local_part(parameters[name]).shape) if name in parameters else "none of that name"
+            raise ValueError(f"the other model must have {name} of shape {tuple(mask.shape)}, it has {found}")
+    with torch.no_grad():
+        for name, mask in masks.items():
+            local_part(parameters[name]).masked_fill_(~mask.to(parameters[name].device), 0)
+
+
+def find_targets(
+    model: nn.Module, spec: TargetSpec = None, *, include_last: bool = False, exclude: Names = ()
+) -> list[Target]:
+    """Return the parameters to prune, in the model's order.
+
+    By default these are the weights of every convolution, linear layer and attention but the last linear layer
+    (Section 5.1), as far as they are trained: nothing could grow back in those that are frozen. Embeddings are not
+    among them, also if a linear layer shares their weights.
+    `spec` can be a name, a glob, a module, several of them, or a predicate `(name, parameter) -> bool`, which is asked
+    about weights only (two dimensions or more); a name may be that of a parameter or of the module that owns it.
+    `exclude` leaves out names, globs and modules.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    parameters = named_parameters(model)
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise TypeError(
+            "FSDP1 keeps weights in flat parameters in which layers have lost their shapes: attach the pruner to a "
+            "model under fully_shard (FSDP2) or DistributedDataParallel instead"
+        )
+    excluded = _matching_names(model, parameters, exclude, "exclude")
+    if spec is None:
+        chosen = _default_names(model, parameters, include_last, excluded)
+    elif callable(spec) and not isinstance(spec, nn.Module):
+        chosen = {name for name, parameter in parameters.items() if parameter.ndim > 1 and spec(name, parameter)}
+    else:
+        chosen = _matching_names(model, parameters, spec, "targets")
+    chosen -= excluded
+    if not chosen:
+        raise ValueError(
+            "the model has nothing to prune: no convolution and no linear layer with a weight of its own besides the "
+            "last linear one. Pass include_last=True, or name parameters with targets=..."
+            if spec is None
+            else f"targets={spec!r} selects no parameter. {_known(parameters)}"
+        )
+    # The weights of transposed convolutions are (in, out, ...), those of transformers' Conv1D (in, out).
+    transposed = {
+        id(module.weight) for module in model.modules() if isinstance(module, _ConvTransposeNd) or _is_conv1d(module)
+    }
+    targets = [
+        Target(name, parameter, int(id(parameter) in transposed))
+        for name, parameter in parameters.items()
+        if name in chosen
+    ]
+    for target in targets:
+        _check(target)
+    return targets
+
+
+def spared_layer(model: nn.Module) -> str | None:
+    """Return the name of the last linear layer, which is not among the default targets; None if there is none."""
+    linears = [name for name, module in unwrap(model).named_modules() if isinstance(module, nn.Linear)]
+    return clean_name(linears[-1]) if linears else None
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Return whether this is the linear layer of GPT-2 in transformers, whose weight is (in, out)."""
+    return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
+
+
+def _default_names(
+    model: nn.Module, parameters: dict[str, Parameter], include_last: bool, excluded: set[str]
+) -> set[str]:
+    modules = {clean_name(name): module for name, module in unwrap(model).named_modules()}
+    layers = {name: each for name, each in modules.items() if isinstance(each, _ConvNd | nn.Linear) or _is_conv1d(each)}
+    spared = None if include_last else spared_layer(model)
+    if spared is not None:
+        if f"{spared}.weight" not in excluded:
+            _warn_of_other_heads(spared, [name for name in layers if f"{name}.weight" not in excluded])
+        last = layers.pop(spared)
+    computed = {name: module for name, module in layers.items() if module._parameters.get("weight") is None}
+    if computed:
+        warn(
+            f"{next(iter(computed))} ({len(computed)} in all) computes its weight from other parameters (a "
+            "parametrization, weight_norm, torch.nn.utils.prune): it is not pruned. Remove that first, or choose "
+            "others with targets=..."
+        )
+    weights = {id(module._parameters.get("weight")) for module in layers.values()}
+    for module in modules.values():
+        if isinstance(module, nn.MultiheadAttention):
+            weights |= {id(p) for name, p in module._parameters.items() if p is not None and name.endswith("_weight")}
+    embeddings = {id(m.weight) for m in modules.values() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    chosen = [name for name, p in parameters.items() if id(p) in weights - embeddings and name not in excluded]
+    trained = [name for name in chosen if parameters[name].requires_grad]
+    if not trained:  # a model for inference, of which all is meant
+        return set(chosen)
+    if frozen := [name for name in chosen if name not in trained]:
+        warn(
+            f"{frozen[0]} ({len(frozen)} in all) is frozen (requires_grad=False): it is not pruned, as nothing could "
+            "grow back in it. To prune it all the same, name it with targets=..."
+        )
+    _warn_of_own_forward({name: module for name, module in layers.items() if f"{name}.weight" in trained})
+    aside = embeddings | {id(p) for module in computed.values() for p in module.parameters()}
+    aside |= {id(p) for p in last.parameters()} if spared is not None else set()
+    _warn_of_what_is_left(parameters, trained, aside, excluded)
+    return set(trained)
+
+
+def _warn_of_other_heads(spared: str, layers: list[str]) -> None:
+    """Warn if the layer that stays dense is probably not the one that makes the output."""
+    heads = [name for name in layers if name.startswith(("head", "classifier", "lm_head")) and "." not in name]
+    others = [name for name in (*heads, layers[-1] if layers else spared) if name != spared]
+    if others:
+        warn(
+            f"{spared} stays dense, as the last linear layer that the model defines; {others[0]} is pruned, and may be "
+            f"the one that makes the output. To choose it instead: exclude={others[0]!r}, include_last=True."
+        )
+
+
+def _warn_of_own_forward(layers: Mapping[str, nn.Module]) -> None:
+    """Warn of convolutions and linear layers with a forward of their own, such as weight standardization."""
+    own = [name for name, module in layers.items() if not _has_torch_forward(module)]
+    if own:
+        kind = type(layers[own[0]]).__name__
+        warn(
+            f"{own[0]} ({kind}, {len(own)} in all) has a forward of its own. If it computes the weight that it uses, "
+            "as weight standardization does, that weight is not sparse: leave these layers out with exclude=..."
+        )
+
+
+def _has_torch_forward(module: nn.Module) -> bool:
+    owner = next(cls for cls in type(module).__mro__ if "forward" in vars(cls))
+    return owner.__module__.startswith("torch.") or _is_conv1d(module)
+
+
+def _warn_of_what_is_left(
+    parameters: Mapping[str, Parameter], chosen: Iterable[str], aside: set[int], excluded: set[str]
+) -> None:
+    """Warn if the default targets are less than half of the trained weights, without those `aside` and `excluded`."""
+    targeted = set(chosen)
+    sizes = {
+        name: parameter.numel()
+        for name, parameter in parameters.items()
+        if parameter.ndim > 1 and parameter.requires_grad and id(parameter) not in aside and name not in excluded
+    }
+    pruned = sum(size for name, size in sizes.items() if name in targeted)
+    left = sorted((name for name in sizes if name not in targeted), key=lambda name: -sizes[name])
+    if 2 * pruned < sum(sizes.values()):
+        warn(
+            f"only {100 * pruned / sum(sizes.values()):.0f} % of the model's weights are pruned: those of "
+            f"convolutions, linear layers and attention. The largest that are left are {', '.join(left[:3])} "
+            f"({len(left)} in all). Name what to prune with targets=..."
+        )
+
+
+def _matching_names(model: nn.Module, parameters: dict[str, Parameter], spec: Names, option: str) -> set[str]:
+    chosen: set[str] = set()
+    weights = [name for name, parameter in parameters.items() if parameter.ndim > 1]
+    patterns = [spec] if isinstance(spec, str | nn.Module) else list(spec)
+    for pattern in patterns:
+        if isinstance(pattern, nn.Module):
+            chosen |= _names_in(pattern, parameters, option)
+            continue
+        if not isinstance(pattern, str):
+            raise TypeError(f"{option} must be names, globs, modules or a predicate, got {pattern!r}")
+        # A name may have the prefix of a wrapper, or start like one.
+        names = [each for name in (pattern, clean_name(pattern)) for each in (name, f"{name}.weight")]
+        exact = [name for name in names if name in parameters]
+        found = exact[:1] or next(filter(None, (fnmatch.filter(weights, name) for name in names)), [])
+        if not found:
+            what = "target" if option == "targets" else f"{option}="
+            raise ValueError(f"no weight matches {what} {pattern!r}. {_known(parameters, pattern)}")
+        chosen.update(found)
+    return chosen
+
+
+def _names_in(module: nn.Module, parameters: dict[str, Parameter], option: str) -> set[str]:
+    """Return the names of all weights of a module."""
+    inside = {id(parameter) for parameter in module.parameters() if parameter.ndim > 1}
+    found = {name for name, parameter in parameters.items() if id(parameter) in inside}
+    if not found:
+        raise ValueError(f"{option} holds a {type(module).__name__} that has no weight of this model")
+    return found
+
+
+def _known(parameters: dict[str, Parameter], pattern: str = "") -> str:
+    weights = [name for name, parameter in parameters.items() if parameter.ndim > 1]
+    listed = ", ".join(weights[:3]) + (", …" if len(weights) > 3 else "")
+    owners = [name.rpartition(".")[0] for name in weights]
+    parents = sorted({f"{owner.split('.')[0]}.*" for owner in owners if "." in owner})
+    hint = did_you_mean(pattern, [*weights, *owners, *parents], cutoff=0.6) if pattern else ""
+    return f"The model's prunable weights are {listed} ({len(weights)} in all).{hint}"
+
+
+def _check(target: Target) -> None:
+    parameter: Tensor = target.param
+    if isinstance(parameter, UninitializedParameter):
+        raise ValueError(f"{target.name} has no shape yet: run one batch through the lazy model before pruning it")
+    if not parameter.is_floating_point():
+        raise TypeError(f"{target.name} holds {parameter.dtype}: only floating point weights can be pruned")
+    check_placement(target.name, parameter)
+    if parameter.itemsize < 2:
+        raise TypeError(f"{target.name} holds {parameter.dtype}: weights of 16, 32 or 64 bit can be pruned")
+    if parameter.is_meta:
+        raise ValueError(f"{target.name} is on the meta device and has no values yet: materialize the model first")
+    check_storage(target)
+
+
+def check_storage(target: Target) -> None:
+    """Refuse a parameter whose elements overlap in memory or have gaps between them."""
+    if not is_dense(target.local):
+        raise ValueError(f"{target.name} has overlapping or padded storage: make it contiguous before pruning it")

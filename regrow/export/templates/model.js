@@ -1,0 +1,66 @@
+/** Runs a network that regrow exported: browsers, workers, Node.js and Deno. Types are in model.d.ts. */
+
+/** Load a network from a URL or path, a Response, bytes, or a compiled module. */
+export async function load(source = new URL("model.wasm", import.meta.url)) {
+  const bytes = source instanceof WebAssembly.Module ? null : await read(source);
+  let module, info, instance;
+  try {
+    module = bytes ? await WebAssembly.compile(bytes) : source;
+    info = describe(module, bytes);
+    instance = await WebAssembly.instantiate(module);
+  } catch (cause) {
+    const simd = bytes && !WebAssembly.validate(SIMD) ? " This JavaScript engine has no WebAssembly SIMD." : "";
+    throw new Error(`not a model by regrow, or damaged on the way: ${cause.message}.${simd}`, { cause });
+  }
+  const { memory, run, x, y } = instance.exports;
+  const inputs = count(info.input), input = new Float32Array(memory.buffer, x.value, inputs);
+  const output = new Float32Array(memory.buffer, y.value, count(info.output));
+  return {
+    info,
+    /** Run the network on one input, channel by channel, row by row. */
+    run(values) {
+      if (values?.length !== inputs) {
+        throw new RangeError(`run takes ${inputs} numbers (${info.input.join(" x ")}), got ${values?.length ?? values}`);
+      }
+      input.set(values);
+      run();
+      return output.slice();
+    },
+  };
+}
+
+const SIMD = new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0,
+  253, 15, 253, 98, 11]);
+
+const count = (shape) => shape.reduce((product, size) => product * size, 1);
+
+async function read(source) {
+  if (source instanceof ArrayBuffer) return new Uint8Array(source);
+  if (ArrayBuffer.isView(source)) return new Uint8Array(source.buffer, source.byteOffset, source.byteLength);
+  if (globalThis.process?.versions?.node && !(source instanceof Response) && !/^https?:/.test(source)) {
+    return (await import("node:fs/promises")).readFile(source);
+  }
+  const response = source instanceof Response ? source : await fetch(source);
+  if (!response.ok) throw new Error(`cannot load ${response.url || source}: ${response.status} ${response.statusText}`);
+  return new Uint8Array(await response.arrayBuffer());
+}
+
+/** The description in the module's last section, whose checksum covers all bytes before that section. */
+function describe(module, bytes) {
+  const [section] = WebAssembly.Module.customSections(module, "regrow");
+  if (!section) throw new Error('it has no section "regrow"');
+  const info = JSON.parse(new TextDecoder().decode(section));
+  if (bytes) {
+    const body = section.byteLength + 7, header = 1 + Math.ceil(Math.log2(body + 1) / 7);
+    if (crc32(bytes.subarray(0, bytes.length - body - header)) !== info.crc32) throw new Error("its checksum is wrong");
+  }
+  return info;
+}
+
+function crc32(bytes) {
+  const table = Int32Array.from({ length: 256 }, (_, n) => {
+    for (let bit = 0; bit < 8; bit++) n = (n >>> 1) ^ (n & 1 && 0xedb88320);
+    return n;
+  });
+  return ~bytes.reduce((crc, byte) => (crc >>> 8) ^ table[(crc ^ byte) & 255], -1) >>> 0;
+}

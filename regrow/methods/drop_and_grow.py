@@ -1,0 +1,124 @@
+"""Base class of drop-and-grow methods: a random sparse start, and a constant number of connections."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, Literal, TypedDict
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from regrow.core.budget import Scope, keep_largest
+from regrow.core.distributed import local_part
+from regrow.core.options import EPOCH, check_constant, required_total
+from regrow.core.pruner import Pruner
+from regrow.core.random import uniform
+from regrow.core.schedule import Schedule
+from regrow.core.targets import Names, TargetSpec
+
+# Running averages in the state of torch's optimizers.
+_MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf")
+
+
+class DropAndGrowOptions(TypedDict, total=False):
+    """Options of every drop-and-grow method besides its own."""
+
+    seed: int
+    scope: Scope
+    targets: TargetSpec
+    exclude: Names
+    include_last: bool
+    process_group: dist.ProcessGroup | None
+
+
+class DropAndGrow(Pruner, ABC):
+    """Starts from random masks and moves connections every `every` steps, up to a fraction `until` of `total_steps`.
+
+    A subclass implements `drop_and_grow`, which drops connections and grows as many. New connections start with weight
+    zero and, with `resets_momentum`, without momentum (also Adam's moments).
+    """
+
+    scope: ClassVar[Scope] = "layer"
+    include_last: ClassVar[bool] = False
+    until: ClassVar[float] = 1.0
+    resets_momentum: ClassVar[bool] = False
+    period = EPOCH
+    total_steps: int
+    resume_options = (*Pruner.resume_options, "total_steps", "seed")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        sparsity: float,
+        every: int | Literal["auto"],
+        total_steps: int | None,
+        seed: int = 0,
+        scope: Scope | None = None,
+        targets: TargetSpec = None,
+        exclude: Names = (),
+        include_last: bool | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.total_steps, self.seed = required_total(self, total_steps), seed
+        super().__init__(
+            model,
+            optimizer,
+            sparsity=self.ramp(sparsity),
+            every=every,
+            scope=scope or self.scope,
+            targets=targets,
+            exclude=exclude,
+            include_last=self.include_last if include_last is None else include_last,
+            process_group=process_group,
+        )
+        self.warn_if_idle(self.total_steps)
+
+    @abstractmethod
+    def drop_and_grow(self, t: int) -> Iterable[tuple[str, Tensor]]:
+        """Return (name, mask) pairs with the same number of connections as now."""
+
+    def ramp(self, sparsity: float) -> float | Schedule:
+        """Return the sparsity over time: constant, unless a method has a ramp of its own."""
+        return check_constant(self, sparsity)
+
+    def updates_at(self, t: int) -> bool:
+        """Return whether connections move after step `t`; they do not at the end of training."""
+        return t == 0 or (t % self.every == 0 and t < self.until * self.total_steps)
+
+    def next_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
+        """Draw the first masks at random, then drop and grow."""
+        if t == 0:
+            yield from self.keep_top({name: self.draw(name, 0) for name in self.targets}, self.schedule(0))
+            return
+        for name, mask in list(self.drop_and_grow(t)):  # compute all first, so that NaN in one layer changes none
+            if self.resets_momentum:
+                self._reset_momentum(name, mask & ~self.masks[name])
+            yield name, mask
+
+    def draw(self, name: str, t: int, purpose: str = "place") -> Tensor:
+        """Return a random number in (0, 1) for every weight of `name`, equal on every rank and in every rerun."""
+        offset = self.targets[name].offset
+        return uniform(self.weights[name], seed=self.seed, layer=f"{name} {purpose}", step=t, offset=offset)
+
+    def keep_largest(self, name: str, score: Tensor, among: Tensor, count: int) -> Tensor:
+        """Return a mask of the `count` elements of largest magnitude inside the mask `among`."""
+        return keep_largest(name, score, among, count, self.shards)
+
+    def count(self, mask: Tensor) -> int:
+        """Return the number of True elements of a mask, over all shards."""
+        return self.shards.counts([mask])[0]
+
+    def copied_gradients(self) -> dict[str, Tensor]:
+        """Return copies of the gradients, because some optimizers overwrite them (Nesterov)."""
+        known = {name: target.grad for name, target in self.targets.items()}
+        return {name: gradient.clone() for name, gradient in known.items() if gradient is not None}
+
+    def _reset_momentum(self, name: str, where: Tensor) -> None:
+        state = self.optimizer.state.get(self.targets[name].param, {})
+        for key in _MOMENTS:
+            if isinstance(state.get(key), Tensor):
+                local_part(state[key]).masked_fill_(where, 0)

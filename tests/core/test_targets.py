@@ -1,0 +1,86 @@
+"""Which parameters are pruned by default, by name, by glob and by predicate."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import regrow
+from regrow.core.targets import find_targets
+from tests.core.nets import sgd, small_cnn
+
+
+def names(*args, **options):
+    return [target.name for target in find_targets(*args, **options)]
+
+
+def test_the_default_is_every_convolution_and_linear_weight_but_the_last_linear():
+    assert names(small_cnn()) == ["0.weight", "3.weight", "6.weight"]
+    assert names(small_cnn(), include_last=True) == ["0.weight", "3.weight", "6.weight", "8.weight"]
+
+
+def test_names_globs_modules_and_predicates_select():
+    net = nn.Sequential()
+    net.stem, net.head = small_cnn(), nn.Linear(10, 2)
+    assert names(net, "head") == ["head.weight"]
+    assert names(net, "stem.0.weight") == ["stem.0.weight"]
+    assert names(net, ["stem.*", "head.weight"]) == [f"stem.{i}.weight" for i in (0, 3, 6, 8)] + ["head.weight"]
+    assert names(net, lambda name, p: p.ndim == 4) == ["stem.0.weight", "stem.3.weight"]
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    net = nn.Sequential()
+    net.layer4 = small_cnn()
+    with pytest.raises(ValueError, match=r"no weight matches target 'layer5\.\*'.*layer4\.0\.weight.*'layer4\.\*'"):
+        find_targets(net, "layer5.*")
+    with pytest.raises(ValueError, match="selects no parameter"):
+        find_targets(net, lambda name, p: False)
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got generator"):
+        find_targets(nn.Linear(2, 2).parameters())
+    with pytest.raises(TypeError, match="names, globs, modules or a predicate, got 3"):
+        find_targets(net, [3])
+
+
+def test_tied_weights_are_pruned_once():
+    net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 2))
+    net[1].weight = net[0].weight
+    optimizer = sgd(net)
+    pruner = regrow.DPF(net, optimizer, sparsity=0.5)
+    assert list(pruner.masks) == ["0.weight"]
+    assert net[1].weight is net[0].weight
+    assert int((net[1].weight == 0).sum()) == 8
+
+
+def test_a_model_with_nothing_to_prune_says_so():
+    with pytest.raises(ValueError, match=r"nothing to prune.*include_last=True"):
+        find_targets(nn.Sequential(nn.Linear(3, 2)))
+
+
+def test_integer_and_lazy_and_strided_parameters_are_refused():
+    net = small_cnn()
+    net.codes = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(TypeError, match=r"codes holds torch\.int8"):
+        find_targets(net, "codes")
+    with pytest.raises(ValueError, match="run one batch"):
+        find_targets(nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2)))
+    net.wide = nn.Parameter(torch.zeros(4, 8)[:, ::2])
+    with pytest.raises(ValueError, match="wide has overlapping or padded storage"):
+        find_targets(net, "wide")
+
+
+def test_filters_of_a_transposed_convolution_lie_along_its_second_dimension():
+    net = nn.Sequential(nn.ConvTranspose2d(4, 6, 3), nn.Conv2d(6, 2, 1))
+    pruner = regrow.DPF(net, sgd(net), sparsity=0.5, unit="filter")
+    per_filter = pruner.masks["0.weight"].sum(dim=(0, 2, 3))
+    assert set(per_filter.tolist()) <= {0, 4 * 9}
+
+
+def test_nothing_is_changed_by_a_refused_attachment():
+    net = small_cnn()
+    before = copy.deepcopy(net.state_dict())
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"does not hold 3\.weight"):
+        regrow.DPF(net, optimizer, sparsity=0.5)
+    assert not optimizer._optimizer_step_pre_hooks
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
