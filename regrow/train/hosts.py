@@ -31,8 +31,8 @@ def attach(
     given = dict(options)
     if isinstance(sparsity, Real) and ramps(cls) and end:
         given["sparsity"] = Cubic(float(sparsity), end=end)
-    for name in {"total", "total_steps"} & known.keys():
-        given.setdefault(name, total_steps)
+    if "total_steps" in known:
+        given.setdefault("total_steps", total_steps)
     if "every" in known:
         given.setdefault("every", "auto")
     return cls(model, optimizer, **given)
