@@ -85,6 +85,10 @@ class Feedback(Pruner):
         """Where ŵ is not zero."""
         return Masks({name: weight.pruned != 0 for name, weight in self._weights.items()})
 
+    def _kept(self, weight: Weight) -> Tensor:
+        """Return where ŵ is not zero."""
+        return weight.target.local != 0
+
     def freeze(self) -> None:
         """Raise a TypeError: a compressor has no mask that could be fixed."""
         raise TypeError("Feedback has no mask to freeze: detach() leaves the model compressed")

@@ -43,7 +43,7 @@ def test_training_shows_a_summary_a_line_per_epoch_and_the_result(capsys, tmp_pa
     assert code == 0
     assert "small · Digits · dpf 90 %" in said
     assert "parameters  1,702, 1,476 of them targeted" in said
-    assert "epoch 2/2  loss " in said
+    assert "epoch 2/2  top-1 " in said
     assert "top-1" in "".join(said.splitlines()[-7:])
     assert f"files in {tmp_path / 'run'}" in said.replace("\n", "")
 
@@ -215,7 +215,9 @@ def test_only_differing_fields_of_another_run_are_listed(capsys, finished):
         capsys, "train", "digits", "--out", finished, "--width", "4", "--batch", "256", "--epochs", "7"
     )
     assert code == 1
-    assert "holds another run: epochs is 3 there and 7 here. Choose" in said
+    assert "holds another run: " in said
+    assert "epochs is 3 there and 7 here" in said
+    assert "width is" not in said
 
 
 @pytest.mark.parametrize("form", ["--resume={}", "--save-every=9 --resume {}", "--resume {} --save-every 9"])
@@ -347,13 +349,14 @@ def test_closing_the_pipe_early_prints_no_error(command):
     assert process.returncode == 1
 
 
-def test_another_broken_pipe_is_not_hidden(monkeypatch):
+def test_another_broken_pipe_is_not_hidden(monkeypatch, capsys):
     def die(arguments):
         raise BrokenPipeError(32, "a worker died")
 
     monkeypatch.setattr("regrow.cli.call", die)
-    with pytest.raises(BrokenPipeError, match="a worker died"):
+    with pytest.raises(SystemExit, match="1"):
         main(["recipes"])
+    assert "a worker died" in capsys.readouterr().err
 
 
 def test_a_closed_stdout_is_not_an_error():

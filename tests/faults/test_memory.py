@@ -1,4 +1,4 @@
-"""Memory that runs out in one run of a sweep: that run fails with its reason, the others are finished."""
+"""A run of a sweep that asks for far too much memory fails with its reason; the others are finished."""
 
 import resource
 
@@ -9,7 +9,7 @@ from regrow.sweep import SweepError, run_all
 from tests.train.processes import RECIPE, context
 
 QUICK = RECIPE.changed(epochs=1, finetune_epochs=0, batch=256)
-# Its third layer alone would have 23 terabytes of weights.
+# Its third layer alone would have 23 terabytes of weights: refused before anything is allocated.
 HUGE = QUICK.changed(width=400_000)
 
 
@@ -19,10 +19,10 @@ def sweep_with_little_memory(folder):
     with pytest.raises(SweepError, match="1 of 3 runs failed, the others are finished") as failed:
         run_all([QUICK, HUGE, QUICK.changed(seed=1)], folder, workers=1)
     (reason,) = failed.value.failed.values()
-    assert "can't allocate memory" in reason
+    assert "width of small must be at most" in reason
 
 
-def test_a_run_that_runs_out_of_memory_does_not_end_the_sweep(tmp_path):
+def test_a_run_that_asks_for_too_much_memory_does_not_end_the_sweep(tmp_path):
     process = context().Process(target=sweep_with_little_memory, args=(tmp_path,))
     process.start()
     process.join()

@@ -17,7 +17,7 @@ from torch._inductor import config as inductor_config
 
 import regrow
 from regrow.cli import call
-from regrow.engine.codegen.build import Library, load_library
+from regrow.engine.codegen.build import KernelLibrary, load_library
 from regrow.engine.runtime.model import LayerTime, Profile
 from regrow.models import build
 from regrow.runs.recipe import RecipeError
@@ -140,7 +140,7 @@ def test_the_peak_is_a_rate() -> None:
 
 
 def test_the_peak_grows_with_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Library, "peak", lambda _: 3e9)
+    monkeypatch.setattr(KernelLibrary, "peak", lambda _: 3e9)
     assert [_peak(threads) for threads in (1, 2)] == [3e9, 6e9]
 
 
