@@ -20,7 +20,7 @@ from regrow.cli import call
 from regrow.engine.codegen.build import KernelLibrary, load_library
 from regrow.engine.runtime.model import LayerTime, Profile
 from regrow.models import build
-from regrow.runs.recipe import RecipeError
+from regrow.runs.recipe import UsageError
 from regrow.timing.compare import RuntimeComparison, _peak, bench
 from regrow.timing.runtimes import densities, fastest, prune_synthetically
 
@@ -155,14 +155,14 @@ def test_the_peak_grows_with_the_number_of_threads(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_wrong_options_are_errors_before_anything_is_measured(arguments: list[str], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(UsageError, match=message):
         call(["bench", *arguments])
 
 
 @pytest.mark.parametrize("option", [["--sparsity", "0.5"], ["--classes", "10"], ["--channels", "3"], ["--size", "32"]])
 def test_options_of_networks_given_by_name_are_refused_for_files(tmp_path: Path, option: list[str]) -> None:
     regrow.save(build("resnet8"), tmp_path / "model.regrow")
-    with pytest.raises(RecipeError, match=f"{option[0]} is for networks given by name"):
+    with pytest.raises(UsageError, match=f"{option[0]} is for networks given by name"):
         call(["bench", str(tmp_path / "model.regrow"), *option])
 
 
