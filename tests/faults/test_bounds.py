@@ -135,7 +135,7 @@ def test_a_foreign_run_that_asks_for_too_much_is_refused_when_it_is_resumed(tmp_
 def test_a_foreign_run_cannot_import_a_module(tmp_path):
     (tmp_path / "evil.py").write_text("open('imported', 'w')\ndef build(**_): open('called', 'w')\n")
     folder = foreign_run(tmp_path / "run", model="evil:build")
-    for command in (["train", "--resume", folder], ["export", folder]):
+    for command in (["train", "--resume", folder], ["inspect", folder], ["export", folder]):
         process = subprocess.run(
             [sys.executable, "-m", "regrow", *map(str, command)], cwd=tmp_path, capture_output=True, text=True
         )
