@@ -12,8 +12,8 @@ from regrow.core.modules import unwrap
 from regrow.core.pruner import Pruner
 from regrow.files.model_file import FormatError
 from regrow.files.packed import Dtype, load, save
+from regrow.methods.registry import attach
 from regrow.train.events import TrackerRun
-from regrow.train.hosts import attach
 
 try:
     import transformers

@@ -220,8 +220,8 @@ def _budgets(unit: str) -> tuple[Budget, ...]:
 _KINDS: tuple[Kind, ...] = ("own weights", "fresh weights")
 
 TITLES = {
-    "lottery": "DPF's masks are no lottery tickets: trained again, and the search for tickets",
-    "lottery-structured": "DPF's masks of whole filters are no lottery tickets",
+    "lottery": "DPF's masks are not lottery tickets: training them again, and the search for tickets",
+    "lottery-structured": "DPF's masks of whole filters are not lottery tickets",
 }
 
 EXPERIMENTS = (

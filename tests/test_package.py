@@ -37,7 +37,7 @@ def test_a_method_loads_neither_engine_files_data_nor_models():
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "regrow.methods.dpf" in loaded
     rooms = {name.split(".")[1] for name in loaded if "." in name}
-    assert rooms <= {"analysis", "checks", "choices", "core", "host", "methods", "text"}
+    assert rooms <= {"analysis", "checks", "core", "methods", "text"}
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

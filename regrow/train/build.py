@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from regrow.data import Batches, ImageSet
 from regrow.data.registry import DatasetInfo
 from regrow.files.model_file import difference
 from regrow.files.packed import load
-from regrow.methods.registry import find_method, method_options
+from regrow.methods.registry import find_method, method_options, ramps
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.text import did_you_mean
 from regrow.train.distributed import Ranks
@@ -283,12 +283,6 @@ def make_schedule(recipe: Recipe, steps: int) -> Schedule:
     if not end:
         return Constant(recipe.sparsity)
     return Cubic(recipe.sparsity, end=end, every=steps if recipe.ramp_by == "epoch" else 1)
-
-
-def ramps(method: type[Pruner]) -> bool:
-    """Return whether the method's sparsity may change over time."""
-    hints = [get_type_hints(vars(cls)["__init__"]) for cls in method.__mro__[:-1] if "__init__" in vars(cls)]
-    return next((hint["sparsity"] for hint in hints if "sparsity" in hint), None) is not float
 
 
 def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps: int) -> dict[str, Any]:

@@ -351,7 +351,7 @@ def test_a_write_through_data_is_found_in_a_deep_network_too():
         assert torch.equal(model[41].weight, written)
 
 
-def test_whoever_writes_a_single_weight_through_data_at_every_step_is_found():
+def test_writing_a_single_weight_through_data_at_every_step_is_detected():
     model = small_cnn()
     optimizer = sgd(model, lr=0.0)
     pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=1000)

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 import regrow
+from regrow.core.bits import uniform
 from regrow.core.budget import keep_largest, sum_by_rows
 from regrow.core.distributed import shard_group
-from regrow.core.random import uniform
 from tests.core.nets import batches, sgd, small_cnn, train
 from tests.train.together import run_together
 

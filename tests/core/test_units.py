@@ -20,7 +20,7 @@ def net(seed: int = 0) -> nn.Sequential:
 
 
 def groups(name: str, tensor: torch.Tensor, m: int) -> torch.Tensor:
-    """One row per group: neighbours along the input channels, which come first in a transposed convolution."""
+    """One row per group: neighbors along the input channels, which come first in a transposed convolution."""
     inputs = 0 if name == "2.weight" else 1
     return tensor.transpose(inputs, -1).reshape(-1, m)
 

@@ -22,7 +22,7 @@ from regrow.data.stream import WINDOW, central_box, random_box
 
 
 def jpeg(width: int, height: int, seed: int) -> bytes:
-    """A smooth picture, so that scaling and compression keep it recognisable."""
+    """A smooth picture, so that scaling and compression keep it recognizable."""
     corners = np.random.default_rng(seed).integers(0, 256, (3, 3, 3), dtype=np.uint8)
     stream = io.BytesIO()
     Image.fromarray(corners).resize((width, height), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=95)
@@ -100,7 +100,7 @@ def test_rows_of_all_shards_are_the_data_set(shards):
     assert pixels.shape == (2, 3, 224, 224)
 
 
-def test_validation_images_are_the_test_part_and_the_unlabelled_ones_of_the_hub_are_not(tmp_path):
+def test_validation_images_are_the_test_part_and_the_unlabeled_ones_of_the_hub_are_not(tmp_path):
     write_shards(tmp_path / "imagenet", rows=3, part="test")
     with pytest.raises(DataError, match="ImageNet was not found"):
         load("imagenet", "test", root=tmp_path)

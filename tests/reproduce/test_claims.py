@@ -132,7 +132,7 @@ def test_filters_are_compared_with_the_sizes_beside_the_accuracies():
 
 def test_a_mask_that_another_run_found_is_not_compared_with_this_one():
     store, scale = ResultStore.read([page.RESULTS]), find_scale("jpeg")
-    (claim,) = (each for each in claims(scale, store) if each.title == "DPF's mask is no lottery ticket")
+    (claim,) = (each for each in claims(scale, store) if each.title == "DPF's mask is not a lottery ticket")
 
     assert claim.evidence.count("other mask") == 2
     assert "71.59 (1) ‡" in find_experiment("lottery").view(scale, store).text
