@@ -114,11 +114,12 @@ class Pruner:
         self._all_targets = [*found, *self.units.tied_parameters(model, found)]
         check_optimizer(self._all_targets, self.optimizer, self._owners)
         self.shards = shard_group(((target.name, target.param) for target in self._all_targets), model)
-        self._consistency = RankConsistency(process_group, needed=not self.shards.sharded)
+        self.step = self.flips = self.updates = 0
+        self._consistency = RankConsistency(process_group, self.shards)
+        self._consistency.check_settings(self._shared_settings)  # before ranks compute masks together
         self._weights = Weights({target.name: self.make_weight(target) for target in self._all_targets})
         self._frozen = self._detached = self._inside_dense = self._state_missing = False
         self._collapsed: set[str] = set()
-        self.step = self.flips = self.updates = 0
         self.requested = 0.0
         with self.dense():
             if self.updates_at(0):
@@ -389,6 +390,7 @@ class Pruner:
         self.step, self.flips, self.requested = state["step"], state["flips"], state["requested"]
         self.updates = state["updates"]
         self._state_missing = False
+        self._consistency.restart()
         self.load_extra_state(state["extra"])
 
     def settings(self) -> dict[str, Any]:
@@ -399,6 +401,18 @@ class Pruner:
             **{name: getattr(self, name) for name in self.resume_options},
             "scope": self.budget.scope,
             "floor": self.budget.floor,
+        }
+
+    def _shared_settings(self) -> dict[str, Any]:
+        """Return what must be the same on all ranks; a method may set some of its options later."""
+        return {
+            "method": type(self).__name__,
+            "sparsity": stable_name(self.schedule),
+            **{name: getattr(self, name) for name in self.resume_options if hasattr(self, name)},
+            "scope": self.budget.scope,
+            "floor": self.budget.floor,
+            "step": self.step,
+            **{f"target {target.name}": tuple(target.param.shape) for target in self._all_targets},
         }
 
     # How it works
@@ -412,7 +426,8 @@ class Pruner:
         self._warn_if_state_is_missing()
         self.restore()
         weights = self._weights.values()
-        self._consistency.check_start((weight.mask for weight in weights), (weight.source for weight in weights))
+        masks, sources = (weight.mask for weight in weights), (weight.source for weight in weights)
+        self._consistency.check_start(self._shared_settings, masks, sources)
         if not has_closure:
             self.before_update()
         self._weights.swap_in_dense()

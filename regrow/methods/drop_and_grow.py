@@ -16,6 +16,7 @@ from regrow.core.options import EPOCH, check_constant, required_total
 from regrow.core.pruner import Pruner
 from regrow.core.random import uniform
 from regrow.core.schedule import Schedule
+from regrow.core.select import NotANumberError
 from regrow.core.targets import Names, TargetSpec
 
 # Running averages in the state of torch's optimizers.
@@ -94,6 +95,11 @@ class DropAndGrow(Pruner, ABC):
         if t == 0:
             yield from self.keep_top({name: self.draw(name, 0) for name in self.targets}, self.schedule(0))
             return
+        # Not every rule orders the weights: the sign of NaN never changes (DeepR), no threshold passes it (DSR).
+        broken = self.shards.counts(weight.isnan() for weight in self.weights.values())
+        for name, count in zip(self.weights, broken, strict=True):
+            if count:
+                raise NotANumberError(name)
         for name, mask in list(self.drop_and_grow(t)):  # compute all first, so that NaN in one layer changes none
             if self.resets_momentum:
                 self._reset_momentum(name, mask & ~self.masks[name])
