@@ -40,7 +40,7 @@ from regrow.engine.frontend.torch_export import capture
 from regrow.engine.runtime.model import CompiledModel
 from regrow.engine.runtime.session import NativeRunner, RowsRunner
 from regrow.models import Network, build
-from regrow.timing.runtimes import Contender, dense_runtimes, densities, fastest, prune_synthetically, to_plain_onnx
+from regrow.timing import Contender, dense_runtimes, densities, fastest, prune_synthetically, to_plain_onnx
 
 SIZES = {"resnet20": 32, "wrn28-2": 32, "resnet50": 224}
 SPARSITIES = (0.8, 0.9, 0.95, 0.98)

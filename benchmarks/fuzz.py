@@ -38,7 +38,7 @@ from benchmarks.fuzz_pack import damaged
 from benchmarks.runner import RESULTS, machine
 from regrow import FormatError, files, models
 from regrow.data import DataError, cifar
-from regrow.data.fashion_mnist import read_idx
+from regrow.data.mnist import read_idx
 from regrow.data.parquet import load as load_parquet
 from regrow.data.registry import DatasetInfo
 from regrow.files.model_file import load_model, save_model

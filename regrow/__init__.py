@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # the same table for type checkers; a test compares them
     from regrow.shrinking.api import ShrinkReport as ShrinkReport
     from regrow.shrinking.api import shrink as shrink
     from regrow.shrinking.api import shrink_report as shrink_report
-    from regrow.timing.compare import bench as bench
+    from regrow.timing import bench as bench
 
 # Public names and the modules that define them; a module is imported when its name is first used.
 _MODULES = {
@@ -63,7 +63,7 @@ _MODULES = {
     "ShrinkReport": "regrow.shrinking.api",
     "Stats": "regrow.core.state",
     "account": "regrow.analysis.costs",
-    "bench": "regrow.timing.compare",
+    "bench": "regrow.timing",
     "compile": "regrow.engine.compiler",
     "load": "regrow.files.packed",
     "save": "regrow.files.packed",

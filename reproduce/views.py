@@ -10,8 +10,7 @@ from typing import Any
 
 from regrow.report.figures.base import Figure
 from regrow.report.figures.costs import COSTS, speed_figure, tradeoff_figure
-from regrow.report.figures.curves import DYNAMICS, curve_figure
-from regrow.report.figures.layers import layers_figure
+from regrow.report.figures.curves import DYNAMICS, curve_figure, layers_figure
 from regrow.report.render import can_draw, write_figures
 from regrow.report.tables import Task, make_tasks
 from regrow.runs.folder import write_whole

@@ -26,7 +26,7 @@ import regrow.export
 from benchmarks.browser.chromium import Chromium
 from benchmarks.engine import images, pruned
 from benchmarks.runner import Row, report
-from regrow.timing.runtimes import to_plain_onnx
+from regrow.timing import to_plain_onnx
 
 HERE = Path(__file__).parent
 NETWORK = "resnet20"

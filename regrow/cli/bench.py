@@ -39,7 +39,7 @@ def bench(
         size: Height and width of the input of a network given by name. None: 32.
     """
     from regrow.runs.recipe import UsageError
-    from regrow.timing.compare import bench as measure
+    from regrow.timing import bench as measure
     from regrow.train.display import make_console
 
     _check(batch, threads, seconds)
@@ -84,7 +84,7 @@ def _subject(
     from regrow import models
     from regrow.core.schedule import check_sparsity
     from regrow.runs.recipe import UsageError
-    from regrow.timing.runtimes import prune_synthetically
+    from regrow.timing import prune_synthetically
 
     given = {name: value for name, value in options.items() if value is not None}
     if Path(what).exists():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DATASETS = {
     "digits": "regrow.data.digits:DIGITS",
     "mnist": "regrow.data.mnist:MNIST",
-    "fashion-mnist": "regrow.data.fashion_mnist:FASHION_MNIST",
+    "fashion-mnist": "regrow.data.mnist:FASHION_MNIST",
     "cifar10": "regrow.data.cifar:CIFAR10",
     "cifar100": "regrow.data.cifar:CIFAR100",
     "imagenet": "regrow.data.imagenet:IMAGENET",

@@ -17,8 +17,7 @@ from regrow.engine.plan.schedule import schedule
 from regrow.engine.plan.split import in_bands, slice_schedule
 from regrow.engine.plan.steps import Schedule
 from regrow.engine.plan.tune import Tuning, rows_pay, tuned
-from regrow.engine.runtime.fallback import TorchRunner
-from regrow.engine.runtime.model import CompiledModel, Runner, noise
+from regrow.engine.runtime.model import CompiledModel, Runner, TorchRunner, noise
 from regrow.engine.runtime.session import NativeRunner, RowsRunner
 
 SLICED_FROM = 1_000_000

@@ -28,7 +28,7 @@ from regrow.engine.plan.split import in_bands
 from regrow.engine.plan.steps import Schedule
 from regrow.engine.plan.tiles import Shape, shapes_of
 from regrow.engine.plan.weights import BITS, Format, rounded
-from regrow.engine.runtime.fallback import TorchRunner
+from regrow.engine.runtime.model import TorchRunner
 from regrow.system import write_atomically
 
 

@@ -24,7 +24,7 @@ from regrow.engine.plan.lower import lower
 from regrow.engine.plan.schedule import schedule
 from regrow.engine.plan.split import in_bands
 from regrow.engine.plan.weights import BITS, Format
-from regrow.engine.runtime.fallback import TorchRunner
+from regrow.engine.runtime.model import TorchRunner
 from regrow.export.c_source import rounded_graph
 from regrow.export.html_page import html_page, script_data
 from regrow.export.wasm_plan import LANES, module_data

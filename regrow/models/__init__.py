@@ -4,8 +4,7 @@ from regrow.models.base import Architecture, Network
 from regrow.models.densenet import DenseNet
 from regrow.models.registry import build, names
 from regrow.models.resnet import CifarResNet, ImageNetResNet, WideResNet
-from regrow.models.small import SmallCNN
-from regrow.models.vgg import VGG16, VGG16D
+from regrow.models.vgg import VGG16, VGG16D, SmallCNN
 
 __all__ = [
     "VGG16",

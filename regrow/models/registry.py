@@ -12,8 +12,7 @@ from torch.overrides import TorchFunctionMode
 from regrow.models.base import Architecture, Network, Option
 from regrow.models.densenet import DenseNet
 from regrow.models.resnet import IMAGENET_DEPTHS, CifarResNet, ImageNetResNet, WideResNet
-from regrow.models.small import SmallCNN
-from regrow.models.vgg import VGG16, VGG16D
+from regrow.models.vgg import VGG16, VGG16D, SmallCNN
 from regrow.text import did_you_mean
 
 _CIFAR = (

@@ -11,8 +11,7 @@ from typing import Any, Literal, get_args
 
 from regrow.report.figures.base import LIGHT, Figure, altair
 from regrow.report.figures.costs import COSTS, speed_figure, tradeoff_figure
-from regrow.report.figures.curves import DYNAMICS, TRAINING, curve_figure
-from regrow.report.figures.layers import layers_figure
+from regrow.report.figures.curves import DYNAMICS, TRAINING, curve_figure, layers_figure
 from regrow.report.tables import Entry, Task, make_tasks, percent
 from regrow.runs.find import read_run
 from regrow.runs.folder import write_whole

@@ -27,9 +27,8 @@ from torch.utils import _pytree as pytree
 
 from regrow.checks import warn
 from regrow.core.modules import brief, check_present, disagreement, exact_outputs, unwrap
-from regrow.shrinking.analyze import analyze
 from regrow.shrinking.channels import Flow, Layer, Reason, grouped
-from regrow.shrinking.plan import NEEDED, ChannelPlan, make_plan
+from regrow.shrinking.plan import NEEDED, ChannelPlan, analyze, make_plan
 from regrow.shrinking.rewrite import rewrite
 from regrow.shrinking.trace import LAYERS, UntraceableError, trace
 

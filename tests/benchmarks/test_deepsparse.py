@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.deepsparse import DeepSparse
-from regrow.timing.runtimes import SelfTimed
+from regrow.timing import SelfTimed
 
 
 def test_an_environment_without_deepsparse_is_an_error(tmp_path: Path) -> None:

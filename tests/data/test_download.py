@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regrow.data import DataError, cifar, fashion_mnist, info, load
+from regrow.data import DataError, cifar, info, load, mnist
 from regrow.data.files import Remote, fetch
 from tests.data.test_cifar import pack, write_cifar10
 from tests.data.test_idx import write_fashion
@@ -57,7 +57,7 @@ def test_fashion_mnist_is_downloaded_file_by_file(server, monkeypatch, tmp_path)
     monkeypatch.setattr("regrow.data.files.DEBIAN", tmp_path / "no Debian")
     images = write_fashion(www)
     remotes = [Remote(f"{url}/{path.name}", sha256(path)) for path in www.iterdir()]
-    monkeypatch.setattr(fashion_mnist, "REMOTES", remotes)
+    monkeypatch.setitem(mnist.REMOTES, "fashion-mnist", remotes)
     assert torch.equal(load("fashion-mnist").images, torch.from_numpy(images[:, None]))
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regrow.data import DataError, info, load
-from regrow.data.fashion_mnist import read_idx
+from regrow.data.mnist import read_idx
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 

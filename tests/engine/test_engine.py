@@ -20,7 +20,7 @@ from regrow.engine.frontend.torch_export import UnsupportedOperationError, captu
 from regrow.engine.ops.conv import Conv, ConvStep
 from regrow.engine.ops.pointwise import Affine
 from regrow.engine.plan import split
-from regrow.engine.runtime.fallback import TorchRunner
+from regrow.engine.runtime.model import TorchRunner
 from regrow.models import build
 from tests.engine.networks import networks, sparsify
 

@@ -22,7 +22,7 @@ from regrow.engine.ops.conv import Conv, ConvStep
 from regrow.engine.ops.pointwise import PointwiseStep
 from regrow.engine.plan import split
 from regrow.engine.plan.lower import lower
-from regrow.engine.runtime.fallback import TorchRunner
+from regrow.engine.runtime.model import TorchRunner
 from regrow.engine.runtime.session import NativeRunner, ThreadMode
 from tests.engine.networks import sparsify
 from tests.engine.test_engine import LANES, check, relative_error

@@ -15,7 +15,7 @@ import regrow
 from regrow.engine.frontend.torch_export import UnsupportedOperationError, _arguments
 from regrow.engine.ops.base import lowerings
 from regrow.export import c, onnx
-from regrow.timing.compare import bench
+from regrow.timing import bench
 from tests.engine.architectures import prune_filters, train_like
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -185,7 +185,7 @@ def test_onnx_takes_outputs_in_any_structure(tmp_path: Path) -> None:
 
 
 def test_a_comparison_leaves_a_model_in_training_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regrow.timing.compare.dense_runtimes", only_torch)
+    monkeypatch.setattr("regrow.timing.dense_runtimes", only_torch)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).double().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     bench(model, X.double(), seconds=0.01)

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from regrow import FormatError, load, models, save
 from regrow.data import DataError
-from regrow.data.fashion_mnist import read_idx
+from regrow.data.mnist import read_idx
 from regrow.files.packed import seal, unseal
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.sweep import read_sweep

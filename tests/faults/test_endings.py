@@ -14,7 +14,7 @@ import pytest
 from regrow import data, models, save
 from regrow.cli import errors
 from regrow.data import DataError, files
-from regrow.data.fashion_mnist import FASHION_MNIST, REMOTES
+from regrow.data.mnist import FASHION_MNIST, REMOTES
 from regrow.runs.folder import CHECKPOINT, read_result
 from regrow.runs.stop import stop_requests
 from regrow.system import write_atomically
@@ -130,12 +130,12 @@ def test_a_download_that_has_changed_since_is_not_used(tmp_path, monkeypatch):
     monkeypatch.delenv("REGROW_DATA", raising=False)
     folder = files.download_folder("fashion-mnist")
     folder.mkdir(parents=True)
-    for remote in REMOTES:
+    for remote in REMOTES["fashion-mnist"]:
         (folder / remote.name).write_bytes(b"something else")
     with pytest.raises(DataError, match=r"has changed since it was downloaded: its SHA-256 is wrong"):
         data.load("fashion-mnist", "train")
     with pytest.raises(DataError, match=r"its SHA-256 is wrong"):
-        files.fetch(FASHION_MNIST.info, REMOTES)
+        files.fetch(FASHION_MNIST.info, REMOTES["fashion-mnist"])
 
 
 def test_decoded_images_that_were_changed_in_the_cache_are_decoded_again(tmp_path, monkeypatch):

@@ -15,8 +15,7 @@ from regrow.report import plot_run
 from regrow.report.figures import curves
 from regrow.report.figures.base import DARK, LIGHT, dash, limits, shape, spread
 from regrow.report.figures.costs import COSTS, speed_figure, tradeoff_figure
-from regrow.report.figures.curves import TRAINING, curve_figure
-from regrow.report.figures.layers import layers_figure
+from regrow.report.figures.curves import TRAINING, curve_figure, layers_figure
 from regrow.report.render import every_choice, sections, to_svg, write_figures
 from regrow.report.tables import make_tasks
 from regrow.runs.find import Run, find_runs

@@ -1,20 +1,26 @@
-"""The compiled model that users call, and its profile."""
+"""The compiled model that users call, its profile, and the runner that uses torch if there is no C compiler."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from regrow.core.modules import has_values
+from regrow.engine.frontend.graph import Graph, Node, Value
+from regrow.engine.ops.reshape import Input
 
 CPU = torch.device("cpu")
+Values = dict[Value, Tensor]
 
 
-def noise(input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def noise(input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return a random image to measure with and an empty result, independent of torch's defaults."""
     generator = torch.Generator(CPU).manual_seed(0)
     image = torch.randn(1, *input_shape, generator=generator, dtype=torch.float32, device=CPU)
@@ -86,14 +92,14 @@ class Runner(Protocol):
     def sizes(self) -> ModelBytes:
         """The memory it holds."""
 
-    def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
+    def run(self, x: Tensor, y: Tensor) -> None:
         """Write the output for the contiguous float32 batch `x` to `y`."""
 
-    def profile(self, x: torch.Tensor, y: torch.Tensor, repeat: int) -> Profile:
+    def profile(self, x: Tensor, y: Tensor, repeat: int) -> Profile:
         """Return the minimum time of each operation."""
 
 
-def _plain(x: torch.Tensor) -> torch.Tensor:
+def _plain(x: Tensor) -> Tensor:
     """Return `x` as a contiguous float32 tensor on the CPU."""
     if x.layout is not torch.strided or x.is_complex() or x.is_quantized:
         raise TypeError(f"expected a dense tensor of real numbers, got {x.dtype} in the layout {x.layout}")
@@ -102,7 +108,7 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
     return x.detach().to(CPU, torch.float32).resolve_neg().contiguous()
 
 
-def _check_values(tensor: torch.Tensor) -> None:
+def _check_values(tensor: Tensor) -> None:
     if not has_values(tensor):
         raise ValueError(
             f"expected a tensor with values in memory, got a {type(tensor).__name__} without: a compiled model cannot "
@@ -126,10 +132,10 @@ class CompiledModel:
         self._last = self._accepted(torch.Size((1, *input_shape)))  # most batches have the same shape as the last one
 
     @overload
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, x: Tensor) -> Tensor: ...
     @overload
     def __call__(self, x: NDArray[Any]) -> NDArray[np.float32]: ...
-    def __call__(self, x: torch.Tensor | NDArray[Any]) -> torch.Tensor | NDArray[np.float32]:
+    def __call__(self, x: Tensor | NDArray[Any]) -> Tensor | NDArray[np.float32]:
         """Compute the output for the batch `x`."""
         if isinstance(x, np.ndarray):
             if np.iscomplexobj(x):
@@ -138,7 +144,7 @@ class CompiledModel:
             own = array if array.flags.writeable else array.copy()  # torch does not wrap read-only arrays
             result: NDArray[np.float32] = self(torch.from_numpy(own)).numpy()
             return result
-        if not isinstance(x, torch.Tensor):
+        if not isinstance(x, Tensor):
             raise TypeError(f"expected a torch tensor or a numpy array, got {type(x).__name__}")
         # A small network takes as long as a dozen calls into torch, so there are as few as possible.
         shape, like = self._last
@@ -155,7 +161,7 @@ class CompiledModel:
         self._runner.run(x, y)
         return y
 
-    def _accepted(self, shape: torch.Size) -> tuple[torch.Size, torch.Tensor]:
+    def _accepted(self, shape: torch.Size) -> tuple[torch.Size, Tensor]:
         """Check the shape of a batch; return it, and a tensor like the result, independent of torch's defaults."""
         if shape[1:] != self.input_shape:
             raise ValueError(f"expected a batch of {self.input_shape}, got an array of shape {tuple(shape)}")
@@ -178,3 +184,51 @@ class CompiledModel:
     def profile(self, *, repeat: int = 20) -> Profile:
         """Return the minimum time of each operation over `repeat` runs on one random image."""
         return self._runner.profile(*noise(self.input_shape, self.output_shape), repeat)
+
+
+class TorchRunner:
+    """Runs a graph with torch, node by node, in float32; also the reference in tests of the engine."""
+
+    native = False
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute the output for the batch `x`."""
+        values: Values = {self.graph.input: x}
+        for node in self.graph.nodes:
+            self.step(node, values)
+        return values[self.graph.output]
+
+    def step(self, node: Node, values: Values) -> None:
+        """Compute the outputs of one node."""
+        if isinstance(node, Input):
+            return
+        with torch.no_grad():
+            results = node.reference(*(values[value] for value in node.inputs))
+        results = results if isinstance(results, tuple) else (results,)
+        values.update(zip(node.outputs, results, strict=True))
+
+    @property
+    def sizes(self) -> ModelBytes:
+        """The memory it holds."""
+        weights = sum(node.weight.numel() + node.bias.numel() for node in self.graph.weighted())
+        largest = max(prod(value.shape) for node in self.graph.nodes for value in node.outputs)
+        return ModelBytes(4 * weights, 4 * largest)
+
+    def run(self, x: Tensor, y: Tensor) -> None:
+        """Write the output for `x` to `y`."""
+        y.copy_(self(x))
+
+    def profile(self, x: Tensor, y: Tensor, repeat: int) -> Profile:
+        """Return the minimum time of each node."""
+        seconds = dict.fromkeys(self.graph.nodes, float("inf"))
+        for _ in range(repeat):
+            values: Values = {self.graph.input: x}
+            for node in self.graph.nodes:
+                start = time.perf_counter()
+                self.step(node, values)
+                seconds[node] = min(seconds[node], time.perf_counter() - start)
+        kinds = ((node, type(node).__name__.lower()) for node in self.graph.nodes)
+        return Profile(tuple(LayerTime(node.name, kind, seconds[node], node.macs) for node, kind in kinds))

@@ -21,8 +21,7 @@ from regrow.engine.codegen.build import KernelLibrary, load_library
 from regrow.engine.runtime.model import LayerTime, Profile
 from regrow.models import build
 from regrow.runs.recipe import UsageError
-from regrow.timing.compare import RuntimeComparison, _peak, bench
-from regrow.timing.runtimes import densities, fastest, prune_synthetically
+from regrow.timing import RuntimeComparison, _peak, bench, densities, fastest, prune_synthetically
 
 
 @given(sizes=st.lists(st.integers(1, 10**7), min_size=1, max_size=30), sparsity=st.floats(0, 0.999))
@@ -129,7 +128,7 @@ def test_pruning_is_suggested_for_a_dense_network_given_by_name(
     hinted: bool,
 ) -> None:
     measured = replace(MEASURED, nonzeros=nonzeros)
-    monkeypatch.setattr("regrow.timing.compare.bench", lambda *_, **__: measured)
+    monkeypatch.setattr("regrow.timing.bench", lambda *_, **__: measured)
     regrow.save(build("resnet8"), tmp_path / "model.regrow")
     assert call(["bench", "resnet8" if named else str(tmp_path / "model.regrow")]) == 0
     assert ("regrow bench resnet8 --sparsity 0.9" in capsys.readouterr().out) == hinted

@@ -1,1 +1,0 @@
-"""Times a model in the engine and in other runtimes, in turns."""
