@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import collect
 from regrow.runs.recipe import Recipe, load_recipe
-from regrow.train import run
+from regrow.train.run import run
 
 OUT = Path(__file__).parents[1] / "results" / "cifar10-existing-model.jsonl"
 SHORT = 2
