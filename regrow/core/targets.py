@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -255,15 +255,53 @@ def _matching_names(model: nn.Module, parameters: dict[str, Parameter], spec: Na
             continue
         if not isinstance(pattern, str):
             raise TypeError(f"{option} must be names, globs, modules or a predicate, got {pattern!r}")
-        # A name may have the prefix of a wrapper, or start like one.
-        names = [each for name in (pattern, clean_name(pattern)) for each in (name, f"{name}.weight")]
-        exact = [name for name in names if name in parameters]
-        found = exact[:1] or next(filter(None, (fnmatch.filter(weights, name) for name in names)), [])
+        found = _matches(pattern, parameters, weights)
         if not found:
             what = "target" if option == "targets" else f"{option}="
             raise ValueError(f"no weight matches {what} {pattern!r}. {_known(parameters, pattern)}")
         chosen.update(found)
     return chosen
+
+
+def _matches(pattern: str, names: Collection[str], weights: Collection[str]) -> list[str]:
+    """Return the one of `names` that `pattern` is, or else the `weights` that it matches as a glob."""
+    # A name may have the prefix of a wrapper, or start like one.
+    forms = [each for name in (pattern, clean_name(pattern)) for each in (name, f"{name}.weight")]
+    exact = [form for form in forms if form in names]
+    return exact[:1] or next(filter(None, (fnmatch.filter(weights, form) for form in forms)), [])
+
+
+def group_targets(names: Collection[str], patterns: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of the targets by the first of the `patterns` of `sparsity` that matches; each must have some.
+
+    >>> group_targets(["conv.weight", "fc.weight"], ["fc", "*"])
+    {'fc': ['fc.weight'], '*': ['conv.weight']}
+    """
+    groups: dict[str, list[str]] = {}
+    left = list(names)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"sparsity must have names or globs as its keys, got {pattern!r}")
+        matching = _matches(pattern, names, names)
+        if not matching:
+            hint = did_you_mean(pattern, [*names, *(name.rpartition(".")[0] for name in names)], cutoff=0.6)
+            listed = ", ".join(list(names)[:3]) + (", …" if len(names) > 3 else "")
+            raise ValueError(
+                f"no target matches {pattern!r} in sparsity. The targets are {listed} ({len(names)} in all).{hint}"
+            )
+        groups[pattern] = [name for name in left if name in matching]
+        if not groups[pattern]:
+            others = ", ".join(map(repr, list(groups)[:-1]))
+            raise ValueError(
+                f"{pattern!r} in sparsity comes after {others}, which match all of its targets: put it first"
+            )
+        left = [name for name in left if name not in matching]
+    if left:
+        raise ValueError(
+            f"no pattern in sparsity ({', '.join(map(repr, groups))}) matches {left[0]} ({len(left)} in all). Add '*' "
+            "as the last one for all others, or leave them dense with exclude=..."
+        )
+    return groups
 
 
 def _names_in(module: nn.Module, parameters: dict[str, Parameter], option: str) -> set[str]:

@@ -30,7 +30,7 @@ from regrow.checks import check_fraction, check_steps
 from regrow.core.distributed import ShardGroup
 from regrow.core.options import MethodInfo, PrunerOptions, required_steps
 from regrow.core.pruner import Pruner
-from regrow.core.schedule import Schedule
+from regrow.core.schedule import Sparsity
 from regrow.core.soft import make_soft_weight, set_thresholds
 from regrow.core.targets import Target
 from regrow.core.units import check_rows
@@ -62,7 +62,7 @@ class DPF(Pruner):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float | Schedule,
+        sparsity: Sparsity,
         every: int | Literal["auto"] = "auto",
         stabilize: bool = False,
         settle: float = 0.0,
@@ -92,7 +92,8 @@ class DPF(Pruner):
         if self.threshold == "hard":
             return found
         masks = dict(found)
-        set_thresholds(self._weights, masks, self.shards, one_group=self.budget.scope == "global")
+        together = list(self.groups.values()) if self.budget.scope == "global" else [[name] for name in masks]
+        set_thresholds(self._weights, masks, self.shards, together)
         return masks.items()
 
     def make_weight(self, target: Target) -> Weight:

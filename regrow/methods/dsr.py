@@ -42,6 +42,7 @@ class DSR(DropAndGrow):
     )
     period = 100
     until = 0.95
+    moves_between_layers = True
     resets_momentum = True  # at the authors inactive weights get no gradient, so there is none to inherit
     resume_options = (*DropAndGrow.resume_options, "drop_count", "doublings")
 

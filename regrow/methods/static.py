@@ -18,6 +18,7 @@ from regrow.core.budget import Scope
 from regrow.core.options import MethodInfo, check_constant
 from regrow.core.pruner import Pruner
 from regrow.core.random import uniform
+from regrow.core.schedule import Level
 from regrow.core.targets import Names, TargetSpec
 
 
@@ -37,7 +38,7 @@ class Static(Pruner):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float,
+        sparsity: Level,
         scope: Scope = "erk",
         seed: int = 0,
         targets: TargetSpec = None,

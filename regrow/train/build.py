@@ -19,7 +19,7 @@ from regrow import data, models
 from regrow.core.modules import named_parameters
 from regrow.core.options import EPOCH
 from regrow.core.pruner import Pruner
-from regrow.core.schedule import Constant, Cubic, Schedule, scaled_period
+from regrow.core.schedule import Constant, Cubic, Level, Schedule, scaled_period
 from regrow.core.state import Masks
 from regrow.core.targets import find_targets
 from regrow.data import Batches, ImageSet
@@ -288,7 +288,7 @@ def make_schedule(recipe: Recipe, steps: int) -> Schedule:
 def ramps(method: type[Pruner]) -> bool:
     """Return whether the method's sparsity may change over time."""
     hints = [get_type_hints(vars(cls)["__init__"]) for cls in method.__mro__[:-1] if "__init__" in vars(cls)]
-    return next((hint["sparsity"] for hint in hints if "sparsity" in hint), None) is not float
+    return next((hint["sparsity"] for hint in hints if "sparsity" in hint), None) not in (float, Level)
 
 
 def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps: int) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from numbers import Real
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from regrow.core.pruner import Pruner
-from regrow.core.schedule import Cubic
+from regrow.core.schedule import Cubic, ramped
 from regrow.methods.registry import find_method, method_options
 from regrow.train.build import ramps
 
@@ -29,8 +29,8 @@ def attach(
     known = method_options(cls)
     sparsity, end = options.get("sparsity"), round(_RAMP * total_steps)
     given = dict(options)
-    if isinstance(sparsity, Real) and ramps(cls) and end:
-        given["sparsity"] = Cubic(float(sparsity), end=end)
+    if isinstance(sparsity, float | int | Mapping) and ramps(cls) and end:
+        given["sparsity"] = ramped(sparsity, lambda final: Cubic(final, end=end))
     if "total_steps" in known:
         given.setdefault("total_steps", total_steps)
     if "every" in known:
