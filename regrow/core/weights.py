@@ -91,6 +91,17 @@ class Weight:
         if self.target.param.data_ptr() not in self._addresses:
             self.source.copy_(self.target.param.data)
 
+    @property
+    def joins_foreach(self) -> bool:
+        """Whether ŵ is computed together with that of other weights: on accelerators, where launches are slow."""
+        return type(self) is Weight and self.memory is not Memory.SOFT and isinstance(self._views[0], Tensor)
+
+    @property
+    def bits(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The bits of w, m and ŵ in memory order, for weights that join foreach operations."""
+        source, mask, pruned = self._views
+        return source, mask, pruned
+
     def compute_pruned(self) -> None:
         """Compute ŵ = m⊙w."""
         apply_mask(*self._views)
@@ -273,8 +284,10 @@ class Weights(dict[str, Weight]):
 
     def write_pruned(self) -> None:
         """Let the parameters hold ŵ."""
+        together = [weight for weight in self.values() if weight.joins_foreach]
+        write_pruned_together(together)
         for weight in reversed(self.values()):  # the weights that the optimizer updated last are still in the cache
-            if weight.memory is not Memory.SOFT:
+            if weight.memory is not Memory.SOFT and not weight.joins_foreach:
                 weight.write_pruned()
         # Bump the version counter, so that autograd rejects a backward pass through a graph made with other weights.
         increment_version([weight.target.param for weight in self.values()])
@@ -314,6 +327,25 @@ class Weights(dict[str, Weight]):
                     "dense weights and are pruned after this step. Attach the pruner after loading weights, and a new "
                     "pruner to an optimizer that replaces the old one."
                 )
+
+
+def write_pruned_together(weights: list[Weight]) -> None:
+    """Compute ŵ of many weights and let their parameters hold it, in two launches per device and dtype."""
+    groups: dict[tuple[Any, ...], list[Weight]] = {}
+    for weight in weights:
+        weight.take_replaced_storage()
+        groups.setdefault((weight.pruned.device, weight.pruned.dtype, weight.dense is None), []).append(weight)
+    for (_, _, in_place), group in groups.items():
+        sources, masks, pruned = map(list, zip(*(weight.bits for weight in group), strict=True))
+        if in_place:
+            torch._foreach_mul_(pruned, masks)
+        else:
+            # Zeros and ones in place of ŵ, then bits times these: no temporary, and one dtype per operation, without
+            # which foreach operations launch one kernel per tensor.
+            torch._foreach_copy_(pruned, masks)
+            torch._foreach_mul_(pruned, sources)
+    for weight in weights:
+        weight.target.param.data = weight.pruned
 
 
 def apply_mask(source: Any, mask: Any, result: Any) -> None:
