@@ -1,4 +1,4 @@
-"""What an accelerator would have to do for a step and for a mask update: launches, host syncs, bytes copied to the host.
+"""What an accelerator has to do for a step and for a mask update: launches, host syncs, bytes copied to the host.
 
 Nothing is timed: the path that every accelerator takes runs on CPU tensors, and a dispatch mode counts its operations.
 A launch is a dispatched operation that computes; a foreach operation counts once, views and allocations do not count.
@@ -61,7 +61,7 @@ class Counting(TorchDispatchMode):
         name = operation.overloadpacket.__name__
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         self._track(given, made)
-        if name not in FREE and not operation.is_view:
+        if name not in FREE and not operation.is_view and (given or made):
             self.counts.launches += 1
             self.names.append(name)
         if name in SYNCS or (name in ("index", "index_put_") and any(t.dtype is torch.bool for t in given[1:])):

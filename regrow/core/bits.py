@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,12 @@ _numpy_devices = {"cpu"}
 def uses_numpy(tensor: Tensor) -> bool:
     """Return whether NumPy computes with the tensor: on the CPU, where it is several times faster than torch."""
     return tensor.device.type in _numpy_devices
+
+
+def on_one_accelerator(tensors: Iterable[Tensor]) -> bool:
+    """Return whether all tensors are on the same accelerator."""
+    tensors = list(tensors)
+    return len({tensor.device for tensor in tensors}) == 1 and not uses_numpy(tensors[0])
 
 
 @contextmanager
