@@ -105,7 +105,7 @@ def counted() -> Iterator[Counts]:
 
         return call
 
-    Tensor.tolist, Tensor.numpy, Tensor.cpu = counting(to_list), counting(to_numpy), counting(to_cpu)  # type: ignore[method-assign,assignment]
+    Tensor.tolist, Tensor.numpy, Tensor.cpu = counting(to_list), counting(to_numpy), counting(to_cpu)  # type: ignore[method-assign]
     try:
         with mode:
             yield mode.counts
@@ -114,9 +114,13 @@ def counted() -> Iterator[Counts]:
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer with gradients; its fused step is one launch."""
+    """Return an optimizer whose fused step is one launch.
+
+    The weights are rounded and stay so: there are ties at every threshold, which is the case with the most launches.
+    """
     for parameter in model.parameters():
-        parameter.grad = torch.randn_like(parameter) * 1e-3
+        parameter.data.copy_(parameter.data.bfloat16())
+        parameter.grad = torch.zeros_like(parameter)
     return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
 
 

@@ -21,7 +21,7 @@ from regrow.core.distributed import ShardGroup
 from regrow.core.select import NotANumberError, Threshold
 
 _BINS = 1 << 16
-_READ, _READ_GROUPS, _CUT = 0.4, 0.5, 0.2  # memory for a chunk, as a share of that of the tensors
+_READ, _READ_GROUPS, _CUT = 0.4, 0.5, 0.25  # memory for a chunk, as a share of that of the tensors
 _LEAST = 1 << 16  # elements of a chunk of small tensors
 
 Group = tuple[Mapping[str, Tensor], int]
@@ -218,7 +218,8 @@ def _limits(scores: list[list[Tensor]], thresholds: list[Threshold], shards: Sha
 
 def _size(scores: list[list[Tensor]], dtype: torch.dtype, share: float) -> int:
     """Return the number of elements of a chunk that takes a `share` of the memory of all tensors."""
-    stored, count = (sum(numbers) for numbers in zip(*((s.nbytes, s.numel()) for g in scores for s in g), strict=True))
+    stored = sum(score.nbytes for group in scores for score in group)
+    count = sum(score.numel() for group in scores for score in group)
     chunks = max(math.ceil(count * max(dtype.itemsize, 4) / (stored * share)), 1) if stored else 1
     return max(-(-count // chunks), _LEAST)
 
