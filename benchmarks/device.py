@@ -8,6 +8,7 @@ the host.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,6 +127,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def count_step(model: nn.Module, method: str | None = None, **options: Any) -> Counts:
     """Return the counts of one optimizer step with a pruner; without a method, those of a plain step."""
+    model = copy.deepcopy(model)  # a pruner leaves it pruned
     optimizer = sgd(model)
     with device_path():
         pruner = None if method is None else getattr(regrow, method)(model, optimizer, **options)
