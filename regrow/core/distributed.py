@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regrow.core.bits import pack
+from regrow.core.bits import pack, uses_numpy
 
 Value = TypeVar("Value")
 
@@ -86,7 +86,10 @@ class ShardGroup:
 
     def counts(self, masks: Iterable[Tensor]) -> list[int]:
         """Return the number of True elements of each mask, over all processes."""
-        return self._add([int(torch.count_nonzero(mask)) for mask in masks])
+        found = [torch.count_nonzero(mask) for mask in masks]
+        if len({count.device for count in found}) == 1 and not uses_numpy(found[0]):
+            return list(self.sum(torch.stack(found)).tolist())  # one copy to the host
+        return self._add([int(count) for count in found])
 
     def sizes(self, tensors: Iterable[Tensor]) -> list[int]:
         """Return the number of elements of each tensor, over all processes."""

@@ -510,26 +510,17 @@ class Pruner:
             self._write_pruned()  # momentum has moved pruned weights: they count as zero and grow back from zero
         for weight in self._weights.values():
             weight.take_replaced_storage()  # the masks are made from the weights of this step
-        flips = 0
-        for name, mask in self._all_masks(self.step):
-            weight = self._weights[name]
-            flips += int(torch.count_nonzero(mask != weight.mask))
-            weight.mask.copy_(mask)
-            if weight.memory is Memory.SOFT:
-                weight.write_pruned()
-        self.flips = int(self.shards.sum(torch.tensor(flips, device="cpu")))
+        self.flips, kept = self._weights.replace_masks(self._all_masks(self.step), self.shards)
         self.updates += 1
-        self._warn_of_collapse()
+        self._warn_of_collapse(kept)
 
     def _all_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Yield the next masks of the targets and of their tied parameters."""
         for name, mask in self.next_masks(t):
             yield from self.units.all_masks(self.targets[name], mask)
 
-    def _warn_of_collapse(self) -> None:
-        kept = self.shards.counts(self._weights[name].mask for name in self.targets)
-        found = [name for name, left in zip(self.targets, kept, strict=True) if not left]
-        if new := [name for name in found if name not in self._collapsed]:
+    def _warn_of_collapse(self, kept: Mapping[str, int]) -> None:
+        if new := [name for name in self.targets if not kept[name] and name not in self._collapsed]:
             self._collapsed.update(new)
             warn(
                 f"all of {', '.join(new)} is pruned at step {self.step}. Nothing is protected by default; floor=1 "
