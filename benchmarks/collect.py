@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
     # Folders of the machine say nothing to a reader; the recipe is the command, and masks and weights of other runs are
     # known by the run's name.
     recipe = portable(Recipe.of(result["recipe"], str(run)))
-    shown = [{name: _short(epoch[name]) for name in _EPOCH if name in epoch} for epoch in epochs]
+    shown = [short_epoch(epoch) for epoch in epochs]
     return {
         **({"top1_before_finetuning": trained[-1]["top1"]} if trained and "top1" in result else {}),
         **result,
@@ -57,6 +57,11 @@ def add(records: Iterable[dict[str, Any]], path: Path) -> int:
     ordered = sorted(together.values(), key=lambda each: (each["name"], each["key"]))
     write_whole(path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in ordered).encode())
     return len(together) - len(known)
+
+
+def short_epoch(epoch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what figures need of an epoch's record."""
+    return {name: _short(epoch[name]) for name in _EPOCH if name in epoch}
 
 
 def _short(value: Any) -> Any:

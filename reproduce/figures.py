@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from regrow.report.figures.base import Figure, altair, compact, finish, new_chart, series_scales
@@ -191,9 +192,78 @@ def _overhead_view(scale: Scale, store: ResultStore) -> View:
         "measure side by side and are the better evidence. The paper's figure: the learning curve over time of "
         "ResNet-50, with and without DPF at 80 %."
     )
-    return View(
-        "overhead", TITLES["overhead"], f"{text}\n\n{note}", rows, speeds("overhead", tasks_of(store, cells.values()))
+    figures = (*speeds("overhead", tasks_of(store, cells.values())), *_time_figure(store, cells))
+    return View("overhead", TITLES["overhead"], f"{text}\n\n{note}", rows, figures)
+
+
+def _time_figure(store: ResultStore, cells: Mapping[str, Cell]) -> tuple[Figure, ...]:
+    """Return the figure of accuracy against the time spent on training, one line for each method."""
+    points = [
+        {"series": method, "x": compact(hours), "mean": compact(top1)}
+        for method, cell in cells.items()
+        for hours, top1 in _over_time(store, cell)
+    ]
+    if len({point["series"] for point in points}) < 2 or not can_draw():
+        return ()
+    alt = altair()
+    color, dashes, _ = series_scales(list(cells), lines=True)
+    x = alt.X("x:Q", title="hours of training", scale=alt.Scale(nice=False))
+    y = alt.Y("mean:Q", title="top-1, %", scale=alt.Scale(zero=False))
+    ends = {point["series"]: point for point in points}
+    said = "; ".join(f"{name}: {end['mean']:.2f} % after {end['x']:.3g} hours" for name, end in ends.items())
+    title = "Accuracy against time"
+    chart = new_chart().mark_line().encode(x=x, y=y, color=color, strokeDash=dashes).properties(description=said)
+    caption = "Top-1 accuracy after every epoch against the time of the training loop, mean over seeds."
+    return (Figure("overhead-time", title, caption, said, finish(chart, points)),)
+
+
+def _over_time(store: ResultStore, cell: Cell) -> list[tuple[float, float]]:
+    """Return hours and accuracy after every epoch, mean over seeds."""
+    curves = [outcome.records for outcome in store.outcomes(cell) if outcome.records]
+    found, seconds = [], 0.0
+    for epochs in zip(*curves, strict=False):
+        seconds += fmean(epoch["seconds"] for epoch in epochs)
+        found.append((seconds / 3600, fmean(epoch["top1"] for epoch in epochs)))
+    return found
+
+
+# Compressors by the text in recipes, with their names in the table.
+_COMPRESSORS = {
+    "sign": "1 bit: the sign times the mean magnitude",
+    "2 bits": "2 bits: three levels",
+    "4 bits": "4 bits: 15 levels",
+    "rank 8": "rank 8",
+}
+
+
+def _compressed(scale: Scale) -> dict[str, Cell]:
+    """Return trainings with feedback from several compressors, beside the dense network and DPF at 90 %."""
+    [(network, sparsity)] = scale.places([("resnet20", 0.9)], (0.9,))
+    cells = {"dense": scale.cell(network, "dense"), "DPF, 90 %": scale.cell(network, "dpf", sparsity)}
+    soft = scale.cell(network, "dpf", sparsity, options=("threshold=soft",))
+    others = {
+        words: scale.cell(network, "feedback", options=(f'compressor="{name}"',))
+        for name, words in _COMPRESSORS.items()
+    }
+    return {**cells, "DPF, 90 %, soft threshold": soft, **others}
+
+
+def _compressors_view(scale: Scale, store: ResultStore) -> View:
+    cells = _compressed(scale)
+    rows = [
+        {"compressor": words, "scale": scale.name, "delta": (error := store.summary(cell, "delta")) and error.mean}
+        | as_row(store.summary(cell), store.diverged(cell))
+        for words, cell in cells.items()
+    ]
+    lines = [
+        [words, accuracy(store, cell), number(store.summary(cell, "delta"), digits=4)] for words, cell in cells.items()
+    ]
+    text = table(["compressor C", "top-1", "error of C at the end, δ"], lines)
+    note = (
+        "Section 4 holds for any compressor: the gradient at C(w) updates w. All train with DPF's learning rate. "
+        "Bits count the levels of a weight, not the size of a file. The paper has no numbers for them."
     )
+    return View("compressors", TITLES["compressors"], f"{text}\n\n{note} Ours: {scale.about}.", rows)
 
 
 def _speed(store: ResultStore, cell: Cell) -> Summary | None:
@@ -208,7 +278,8 @@ TITLES = {
     "width": "Width as architecture search: DPF on networks of several widths",
     "dynamics": "How masks move: last changes, δ, flips and overlap, DPF and Incremental",
     "layers": "The sparsity of every layer when whole filters are pruned",
-    "overhead": "What DPF costs in time",
+    "overhead": "What DPF costs in time: speed, and accuracy against time",
+    "compressors": "Beyond the paper: feedback from other compressors",
 }
 
 
@@ -351,5 +422,11 @@ EXPERIMENTS = (
     Experiment("dynamics", TITLES["dynamics"], _dynamics_view, lambda scale, store: list(_moving(scale).values())),
     Experiment("layers", TITLES["layers"], _layers_view, lambda scale, store: _filters(scale)),
     Experiment("overhead", TITLES["overhead"], _overhead_view, lambda scale, store: list(_overhead(scale).values())),
+    Experiment(
+        "compressors",
+        TITLES["compressors"],
+        _compressors_view,
+        lambda scale, store: list(_compressed(scale).values()),
+    ),
     *map(_heat_map, _HEAT_MAPS),
 )

@@ -238,8 +238,8 @@ def _finetuning(optimizer: str | None, lr: float) -> dict[str, Any]:
     return {"finetune_optimizer": optimizer or "sgd", "finetune_lr": lr}
 
 
-# These use the learning rate of the method whose masks or weights they start from.
-_LIKE = {"fixed": "dpf", "lottery": "dense"}
+# Without a learning rate of their own, these use that of the method they start from or are a variant of.
+_LIKE = {"fixed": "dpf", "lottery": "dense", "oneshot": "dense", "feedback": "dpf"}
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ def known_rates(scale: str) -> dict[tuple[str, str], TunedRate]:
 
 def rate_of(rates: TunedRates, network: str, method: str) -> TunedRate | None:
     """Return the learning rate of `method` on `network`, or None if it is not tuned."""
-    return rates.get((network, _LIKE.get(method, method)))
+    return rates.get((network, method)) or rates.get((network, _LIKE.get(method, method)))
 
 
 def _rate(row: Mapping[str, str]) -> TunedRate:

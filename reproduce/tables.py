@@ -61,7 +61,8 @@ class MethodComparison:
         """Return the table, with our row above the paper's."""
         lines = [line for place in self.places for line in self._lines(scale, store, place)]
         head = ["network", "pruned", "from", *(column.title for column in self.columns)]
-        return f"{table(head, lines)}\n\n{explained(scale)}\n\n{learning_rates(scale, self)}"
+        notes = [explained(scale), learning_rates(scale, self), mask_updates(scale, store, self)]
+        return "\n\n".join([table(head, lines), *filter(None, notes)])
 
     def rows(self, scale: Scale, store: ResultStore) -> list[dict[str, Any]]:
         """Return the numbers of the table, one for each place and column."""
@@ -78,6 +79,7 @@ class MethodComparison:
                         "scale": scale.name,
                         "lr": cell.recipes[0].lr,
                         **as_row(store.summary(cell), store.diverged(cell)),
+                        "mask_updates": _updates(store, cell),
                         "parameters_left": store.share(cell, "nonzeros", "parameters"),
                         "paper_network": scale.beside(place[0]),
                         "paper_mean": printed and printed[0],
@@ -134,6 +136,24 @@ def learning_rates(scale: Scale, comparison: MethodComparison) -> str:
             found.setdefault(f"{lr:g}{how}", []).append(method_title(column.method))
     said = [f"{rate} for {', '.join(dict.fromkeys(methods))}" for rate, methods in found.items()]
     return f"Learning rates: {'; '.join(said)}."
+
+
+def mask_updates(scale: Scale, store: ResultStore, comparison: MethodComparison) -> str:
+    """Return a note on how often each method updated its mask; empty if nothing was run."""
+    found: dict[int, list[str]] = {}
+    for column in comparison.columns:
+        for place in comparison.places:
+            updates = _updates(store, column.cell(scale, place))
+            if updates is not None and column.method != "dense":
+                found.setdefault(updates, []).append(column.title)
+    said = [f"{updates:,} by {', '.join(dict.fromkeys(methods))}" for updates, methods in sorted(found.items())]
+    return f"Mask updates in a training: {'; '.join(said)}." if said else ""
+
+
+def _updates(store: ResultStore, cell: Cell) -> int | None:
+    """Return the mean number of mask updates; None if it was not recorded."""
+    updates = store.summary(cell, "mask_updates")
+    return None if updates is None else round(updates.mean)
 
 
 def places_of(names: Iterable[str], *, networks: Sequence[str] | None = None) -> list[Place]:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from regrow.checks import check_count
+from regrow.core import device_select
+from regrow.core.bits import on_one_accelerator
 from regrow.core.distributed import SINGLE_PROCESS, ShardGroup
 from regrow.core.select import cut, find_threshold
 
@@ -19,6 +21,9 @@ Scope = Literal["global", "layer", "er", "erk", "redistributed"]
 
 PruneGroup = tuple[list[str], int]
 """Names of tensors whose units compete with each other, and how many of these units are pruned."""
+
+Parts = Sequence[tuple[Sequence[str], float]]
+"""Names of tensors that share a budget, and the fraction of their units that is pruned."""
 
 
 @dataclass(frozen=True)
@@ -45,53 +50,59 @@ class Budget:
     def keep_top(
         self,
         scores: Mapping[str, Tensor],
-        sparsity: float,
+        sparsity: float | Parts,
         shapes: Mapping[str, torch.Size] | None = None,
         shards: ShardGroup = SINGLE_PROCESS,
         among: Mapping[str, Tensor] | None = None,
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield a mask for each tensor of scores: the units of least magnitude are pruned, down to the floor.
 
-        `shapes` are those of the weights, because a unit can have several weights. Units outside the masks `among` are
-        kept only if there are not enough units inside.
+        `sparsity` is one fraction for all, or one for each of several parts, each with a budget of its own. `shapes`
+        are those of the weights, because a unit can have several weights. Units outside the masks `among` are kept
+        only if there are not enough units inside.
         """
         shapes = shapes or {name: score.shape for name, score in scores.items()}
-        caps = None if among is None else shards.counts(among[name] for name in scores)
+        sizes = dict(zip(scores, shards.sizes(scores.values()), strict=True))
+        caps = sizes
         if among is not None:
+            caps = dict(zip(scores, shards.counts(among[name] for name in scores), strict=True))
             scores = rank_all_inside_first(scores, among, shards)
-        groups = self.groups(scores, sparsity, shapes, shards, caps)
+        groups: list[PruneGroup] = []
+        for names, fraction in sparsity if isinstance(sparsity, Sequence) else [(list(scores), sparsity)]:
+            part = self._groups({name: scores[name] for name in names}, fraction, shapes, shards, sizes, caps)
+            for members, count in part:
+                self._check_floor([sizes[name] for name in members], count, fraction)
+            groups += part
         if not self.floor:
             yield from prune_groups(scores, groups, shards)
             return
-        sizes = dict(zip(scores, shards.sizes(scores.values()), strict=True))
-        for names, count in groups:
-            self._check_floor([sizes[name] for name in names], count, sparsity)
         protected = [([name], max(size - self.floor, 0)) for name, size in sizes.items()]
         safe = dict(prune_groups(scores, protected, shards))
         others = {name: score[~safe[name]] for name, score in scores.items()}
         for name, keep in prune_groups(others, groups, shards):
             yield name, safe[name].masked_scatter(~safe[name], keep)
 
-    def groups(
+    def _groups(
         self,
         scores: Mapping[str, Tensor],
         sparsity: float,
         shapes: Mapping[str, torch.Size],
         shards: ShardGroup,
-        caps: Sequence[int] | None = None,
+        sizes: Mapping[str, int],
+        caps: Mapping[str, int],
     ) -> list[PruneGroup]:
         """Return which tensors compete, and how many units are pruned; no layer keeps more units than its cap."""
-        sizes = shards.sizes(scores.values())
+        total = sum(sizes[name] for name in scores)
         if self.scope == "global":
-            return [(list(scores), round(sum(sizes) * sparsity))]
+            return [(list(scores), round(total * sparsity))]
         if self.scope == "layer":
-            return [([name], round(size * sparsity)) for name, size in zip(scores, sizes, strict=True)]
+            return [([name], round(sizes[name] * sparsity)) for name in scores]
         if self.scope == "redistributed":
             parts = [sum_by_rows(score.abs(), shards) for score in scores.values()]
         else:
-            parts = [size * self._density(shapes[name]) for name, size in zip(scores, sizes, strict=True)]
-        kept = split_exactly(sum(sizes) - round(sum(sizes) * sparsity), parts, sizes if caps is None else caps)
-        return [([name], size - keep) for name, size, keep in zip(scores, sizes, kept, strict=True)]
+            parts = [sizes[name] * self._density(shapes[name]) for name in scores]
+        kept = split_exactly(total - round(total * sparsity), parts, [caps[name] for name in scores])
+        return [([name], sizes[name] - keep) for name, keep in zip(scores, kept, strict=True)]
 
     def _density(self, shape: torch.Size) -> float:
         sides = shape if self.scope == "erk" else shape[:2]
@@ -100,7 +111,7 @@ class Budget:
     def _check_floor(self, sizes: list[int], count: int, sparsity: float) -> None:
         total = sum(sizes)
         protected = sum(min(self.floor, size) for size in sizes)
-        if count > total - protected:
+        if self.floor and count > total - protected:
             raise ValueError(
                 f"sparsity {sparsity:g} prunes {count:,} of {total:,} units, but floor={self.floor} protects "
                 f"{protected:,} of them: lower the floor or the sparsity"
@@ -112,6 +123,12 @@ def prune_groups(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield a mask for each tensor: every group loses exactly its number of elements, those of least magnitude."""
     members = [{name: scores[name] for name in names} for names, _ in groups]
+    if on_one_accelerator(scores.values()):
+        counted = [(group, count) for group, (_, count) in zip(members, groups, strict=True)]
+        found = device_select.find_thresholds(counted, shards)
+        for group, masks in zip(members, device_select.masks(counted, found, shards), strict=True):
+            yield from zip(group, masks, strict=True)
+        return
     # All thresholds before the first mask: a NaN in the last layer must not leave the first layers changed.
     thresholds = [find_threshold(group, count, shards) for group, (_, count) in zip(members, groups, strict=True)]
     for group, threshold in zip(members, thresholds, strict=True):

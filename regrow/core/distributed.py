@@ -1,17 +1,20 @@
-"""Training in several processes: row-sharded weights (FSDP2), and a check that all ranks have the same masks."""
+"""Training in several processes: row-sharded weights (FSDP2), and checks that all ranks have the same pruner."""
 
 from __future__ import annotations
 
+import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regrow.core.bits import pack
+from regrow.core.bits import pack, uses_numpy
+
+Value = TypeVar("Value")
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -66,6 +69,8 @@ class ShardGroup:
     """
 
     sharded = False
+    group: dist.ProcessGroup | None = None
+    """The processes, if there are several."""
 
     def sum(self, numbers: Tensor) -> Tensor:
         """Return the elementwise sum over all processes."""
@@ -81,7 +86,10 @@ class ShardGroup:
 
     def counts(self, masks: Iterable[Tensor]) -> list[int]:
         """Return the number of True elements of each mask, over all processes."""
-        return self._add([int(torch.count_nonzero(mask)) for mask in masks])
+        found = [torch.count_nonzero(mask) for mask in masks]
+        if len({count.device for count in found}) == 1 and not uses_numpy(found[0]):
+            return list(self.sum(torch.stack(found)).tolist())  # one copy to the host
+        return self._add([int(count) for count in found])
 
     def sizes(self, tensors: Iterable[Tensor]) -> list[int]:
         """Return the number of elements of each tensor, over all processes."""
@@ -103,7 +111,7 @@ class RowShardGroup(ShardGroup):
     sharded = True
 
     def __init__(self, mesh: Any, model: nn.Module | None = None) -> None:
-        self._group, self._rank, self._size = mesh.get_group(), mesh.get_local_rank(), mesh.size()
+        self.group, self._rank, self._size = mesh.get_group(), mesh.get_local_rank(), mesh.size()
         self._device = mesh.device_type
         modules: Iterable[Any] = () if model is None else model.modules()
         self._gathering = [module for module in modules if hasattr(module, "reshard")]
@@ -111,7 +119,7 @@ class RowShardGroup(ShardGroup):
     def sum(self, numbers: Tensor) -> Tensor:
         """Return the elementwise sum over all processes."""
         sums = numbers.to(self._device, copy=True)
-        dist.all_reduce(sums, group=self._group)
+        dist.all_reduce(sums, group=self.group)
         return sums.to(numbers.device)
 
     def sum_before(self, numbers: Tensor) -> Tensor:
@@ -147,21 +155,47 @@ def shard_group(parameters: Iterable[tuple[str, Any]], model: nn.Module | None =
 
 
 class RankMismatchError(RuntimeError):
-    """Ranks that should train the same model have different masks or weights."""
+    """Ranks that should train the same model have different pruners, masks or weights, or a rank has no pruner."""
+
+
+PATIENCE = 300.0
+"""Seconds that a rank waits for the pruners of the others; less if the timeout of the process group is shorter."""
+
+_SAME_ON_ALL = (
+    "Attach the same pruner on all ranks, in the same order; ranks that train different models need a process group of "
+    "their own (process_group=...)"
+)
 
 
 class RankConsistency:
-    """Compares digests of masks and weights over the ranks of `process_group` (by default all of them).
+    """Compares settings, and digests of masks and weights, over the ranks that train a model together.
 
-    If they differ, every rank raises. Sharded weights need no check: their ranks compute one mask together.
+    These are the ranks of `process_group` (by default all), or those over which the weights are sharded. If they
+    differ, every rank raises. Sharded masks and weights need no check: their ranks compute one mask together.
     """
 
-    def __init__(self, process_group: dist.ProcessGroup | None, *, needed: bool) -> None:
-        self._group, self._needed, self._started = process_group, needed, False
+    def __init__(self, process_group: dist.ProcessGroup | None, shards: ShardGroup) -> None:
+        self._group = shards.group or process_group
+        self._whole, self._started = not shards.sharded, False
 
-    def check_start(self, masks: Iterable[Tensor], weights: Iterable[Tensor]) -> None:
-        """Raise if the ranks do not start from the same masks and weights; later calls do nothing."""
+    def check_settings(self, settings: Callable[[], Mapping[str, object]]) -> None:
+        """Raise if a rank has no pruner after `PATIENCE` seconds, or one with other settings."""
+        if self._is_alone():
+            return
+        self._await_all()
+        everyone = self._gather({name: str(value) for name, value in settings().items()})
+        if differences := _differences(everyone, dist.get_process_group_ranks(self._group)):
+            more = f", and {len(differences) - 3} more" if len(differences) > 3 else ""
+            raise RankMismatchError(
+                f"the ranks have different pruners: {'; '.join(differences[:3])}{more}. {_SAME_ON_ALL}"
+            )
+
+    def check_start(
+        self, settings: Callable[[], Mapping[str, object]], masks: Iterable[Tensor], weights: Iterable[Tensor]
+    ) -> None:
+        """Raise if the ranks do not start from the same step, masks and weights; later calls do nothing."""
         if not self._started:
+            self.check_settings(settings)
             self._check(
                 chain(map(pack, masks), weights),
                 "the ranks have different masks or dense weights (digests {}). Attach the pruner after "
@@ -169,6 +203,10 @@ class RankConsistency:
                 "train different models need a process group of their own (process_group=...)",
             )
         self._started = True
+
+    def restart(self) -> None:
+        """Let the next `check_start` compare again, because a state was loaded."""
+        self._started = False
 
     def check_masks(self, masks: Iterable[Tensor], *, step: int) -> None:
         """Raise if the ranks have not computed the same masks."""
@@ -180,13 +218,57 @@ class RankConsistency:
         )
 
     def _check(self, tensors: Iterable[Tensor], problem: str) -> None:
-        alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self._group) == 1
-        if alone or not self._needed:
+        if self._is_alone() or not self._whole:
             return
         mine = 0
         for tensor in tensors:
             mine = zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), mine)
-        everyone: list[int] = [0] * dist.get_world_size(self._group)
-        dist.all_gather_object(everyone, mine, group=self._group)
+        everyone = self._gather(mine)
         if len(set(everyone)) > 1:
             raise RankMismatchError(problem.format(", ".join(f"{value:08x}" for value in everyone)))
+
+    def _is_alone(self) -> bool:
+        return not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self._group) <= 1
+
+    def _gather(self, mine: Value) -> list[Value]:
+        everyone: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(everyone, mine, group=self._group)
+        return everyone
+
+    def _await_all(self) -> None:
+        """Raise if a rank does not get here in time: a collective operation would wait for it without a word.
+
+        Ranks are counted in the store through which the process group was made. Each rank counts its own calls as well,
+        so that the n-th of one rank meets the n-th of the others.
+        """
+        group: Any = self._group or dist.group.WORLD
+        store: Any = dist.distributed_c10d._get_process_group_store(group)
+        ranks, mine = dist.get_process_group_ranks(group), dist.get_rank()
+        patience = min(PATIENCE, store.timeout.total_seconds())
+        deadline, pause = time.monotonic() + patience, 0.001
+        try:
+            call = store.add(f"regrow rank {mine}", 1)
+            store.add(f"regrow call {call}", 1)
+            while store.add(f"regrow call {call}", 0) < len(ranks):
+                if time.monotonic() > deadline:
+                    late = [rank for rank in ranks if store.add(f"regrow rank {rank}", 0) < call]
+                    raise RankMismatchError(_missing(late, f"within {patience:g} seconds"))
+                time.sleep(pause)
+                pause = min(2 * pause, 0.1)
+        except dist.DistError as error:  # the rank that serves the store has ended
+            raise RankMismatchError(_missing([], f"before the store was closed ({error})")) from error
+
+
+def _missing(ranks: list[int], when: str) -> str:
+    who = f"rank {', '.join(map(str, ranks))}" if ranks else "a rank"
+    return f"{who} has not attached a pruner (or not loaded its state) {when}, and the others have. {_SAME_ON_ALL}"
+
+
+def _differences(everyone: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> list[str]:
+    """Return a text for each setting that is not the same on all ranks."""
+    found = []
+    for name in dict.fromkeys(chain.from_iterable(everyone)):
+        values = [each.get(name, "missing") for each in everyone]
+        if other := next((index for index, value in enumerate(values) if value != values[0]), None):
+            found.append(f"{name} is {values[0]} on rank {ranks[0]} and {values[other]} on rank {ranks[other]}")
+    return found

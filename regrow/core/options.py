@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, get_args, get_type_hints
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from regrow.checks import check_steps
 from regrow.core.budget import Scope
 from regrow.core.hooks import WeightDecayAt
+from regrow.core.schedule import Level
 from regrow.core.targets import Names, TargetSpec
 from regrow.core.units import Criterion
 from regrow.text import did_you_mean
@@ -82,9 +83,9 @@ def required_total(method: object, total_steps: int | None) -> int:
     return required_steps(method, total_steps, "total_steps", meaning)
 
 
-def check_constant(method: object, sparsity: float, why: str = "is sparse from the start") -> float:
-    """Return `sparsity` if it is a number; a ramp would start such a method with nothing pruned."""
-    if callable(sparsity):
+def check_constant(method: object, sparsity: Level, why: str = "is sparse from the start") -> Level:
+    """Return `sparsity` if it is a number, or numbers by pattern; a ramp would start the method with nothing pruned."""
+    if any(map(callable, sparsity.values() if isinstance(sparsity, Mapping) else [sparsity])):
         raise TypeError(f"{type(method).__name__} {why}: sparsity must be a number, got {sparsity!r}")
     return sparsity
 

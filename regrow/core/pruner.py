@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.checks import check_steps, warn
-from regrow.core.budget import Budget, Scope
+from regrow.core.budget import Budget, Parts, Scope
 from regrow.core.distributed import RankConsistency, shard_group
 from regrow.core.hooks import (
     DecayAtPruned,
@@ -27,9 +27,17 @@ from regrow.core.hooks import (
 )
 from regrow.core.modules import named_parameters, unwrap
 from regrow.core.options import MethodInfo, check_keywords, full_signature
-from regrow.core.schedule import Schedule, as_schedule, check_sparsity, scaled_period
+from regrow.core.schedule import Level, PerPattern, Schedule, Sparsity, as_schedule, check_sparsity, scaled_period
 from regrow.core.state import Masks, Stats, checked_masks, load_weights, pruning_error, save_weights, stable_name
-from regrow.core.targets import Names, Target, TargetSpec, find_targets, spared_layer, zero_outside
+from regrow.core.targets import (
+    Names,
+    Target,
+    TargetSpec,
+    find_targets,
+    group_targets,
+    spared_layer,
+    zero_outside,
+)
 from regrow.core.units import Criterion, parse_unit
 from regrow.core.weights import Memory, Weight, Weights, make_weight
 
@@ -82,7 +90,7 @@ class Pruner:
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float | Schedule,
+        sparsity: Sparsity,
         every: int | Literal["auto"] = "auto",
         scope: Scope = "global",
         unit: str = "weight",
@@ -103,23 +111,26 @@ class Pruner:
         self.budget, self.units = Budget(scope, floor), parse_unit(unit, self.criterion, channels=channels)
         if criterion is not None and unit != "filter":
             raise ValueError(f"criterion={criterion!r} ranks filters: it needs unit='filter', not unit={unit!r}")
-        self.schedule = as_schedule(sparsity)
-        self.units.check(self.schedule)
+        self.schedule: Schedule | PerPattern = as_schedule(sparsity)
+        for schedule in self.schedules.values():
+            self.units.check(schedule)
         self._auto_every, self.every = every == "auto", self._period(every)
         found = find_targets(model, targets, include_last=include_last, exclude=exclude)
         self._model = ref(unwrap(model))
         self.spared = spared_layer(model) if targets is None and not include_last else None
         found = self.units.usable(model, found, chosen=targets is not None)
         self.targets = {target.name: target for target in found}
+        self.groups = group_targets(self.targets, self.schedules)
         self._all_targets = [*found, *self.units.tied_parameters(model, found)]
         check_optimizer(self._all_targets, self.optimizer, self._owners)
         self.shards = shard_group(((target.name, target.param) for target in self._all_targets), model)
-        self._consistency = RankConsistency(process_group, needed=not self.shards.sharded)
+        self.step = self.flips = self.updates = 0
+        self._consistency = RankConsistency(process_group, self.shards)
+        self._consistency.check_settings(self._shared_settings)  # before ranks compute masks together
         self._weights = Weights({target.name: self.make_weight(target) for target in self._all_targets})
         self._frozen = self._detached = self._inside_dense = self._state_missing = False
         self._collapsed: set[str] = set()
-        self.step = self.flips = self.updates = 0
-        self.requested = 0.0
+        self.levels = dict.fromkeys(self.groups, 0.0)
         with self.dense():
             if self.updates_at(0):
                 self._update_masks()
@@ -131,8 +142,8 @@ class Pruner:
     def _period(self, every: int | Literal["auto"]) -> int:
         """Return the steps between mask updates; "auto" scales the method's period to the length of the training."""
         if every == "auto":
-            ramp_end = getattr(self.schedule, "end", None)
-            return scaled_period(self.period, ramp_end=ramp_end, total_steps=self.total_steps)
+            ends = [end for each in self.schedules.values() if (end := getattr(each, "end", None)) is not None]
+            return scaled_period(self.period, ramp_end=max(ends, default=None), total_steps=self.total_steps)
         check_steps("every", every)
         return every
 
@@ -181,24 +192,41 @@ class Pruner:
         """The weights that are trained: with `Memory.KEEP` the dense ones."""
         return {name: self._weights[name].source for name in self.targets}
 
+    @property
+    def schedules(self) -> Mapping[str, Schedule]:
+        """The schedule of each pattern in `sparsity`; "*" stands for one that holds for all targets."""
+        return self.schedule.schedules if isinstance(self.schedule, PerPattern) else {"*": self.schedule}
+
+    def by_group(self, sparsity: Level) -> dict[str, float]:
+        """Return the sparsity of each group in `groups`; a number holds for all."""
+        levels = dict(sparsity) if isinstance(sparsity, Mapping) else dict.fromkeys(self.groups, sparsity)
+        for level in levels.values():
+            check_sparsity(level, f"the schedule's value at step {self.step}")
+        return levels
+
+    def parts(self, sparsity: Level) -> Parts:
+        """Return the names of the targets in each group, and the fraction of their units to prune."""
+        levels = self.by_group(sparsity)
+        return [(names, self.units.unit_sparsity(levels[pattern])) for pattern, names in self.groups.items()]
+
     def keep_top(
-        self, scores: Mapping[str, Tensor], sparsity: float, *, among: Masks | None = None
+        self, scores: Mapping[str, Tensor], sparsity: Level, *, among: Masks | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield masks that keep the units with the largest scores, according to unit, scope and floor.
 
-        Nothing outside the masks `among` is kept.
+        `sparsity` is that of all targets or, as `schedule(t)` returns it, of each group of them. Nothing outside the
+        masks `among` is kept.
         """
-        check_sparsity(sparsity, f"the schedule's value at step {self.step}")
+        parts = self.parts(sparsity)
         targets = {name: self.targets[name] for name in scores}
         units = {name: self.units.scores(target, scores[name]) for name, target in targets.items()}
         unpruned = None
         if among is not None:
             unpruned = {name: self.units.unpruned(target, among[name]) for name, target in targets.items()}
         shapes = {name: target.param.shape for name, target in targets.items()}
-        fraction = self.units.unit_sparsity(sparsity)
-        for name, keep in self.budget.keep_top(units, fraction, shapes, self.shards, unpruned):
+        for name, keep in self.budget.keep_top(units, parts, shapes, self.shards, unpruned):
             inside = among[name] if among is not None else None
-            self.requested = sparsity  # only once the selection has succeeded
+            self.levels = self.by_group(sparsity)  # only once the selection has succeeded
             yield name, self.units.mask(self.targets[name], scores[name], keep, inside)
 
     @classmethod
@@ -208,15 +236,17 @@ class Pruner:
 
     def shortfall(self, steps: int, until: int | None = None) -> str:
         """Return why the final sparsity is not reached in `steps` optimizer steps; empty if it is, or is unknown."""
-        final, end = getattr(self.schedule, "final", None), getattr(self.schedule, "end", None)
         last = next((t for t in range(steps if until is None else until, -1, -1) if self.updates_at(t)), 0)
-        if final is None or end is None or self.schedule(last) >= final:
-            return ""
-        return (
-            f"the sparsity of {final:.1%} is not reached: {self.schedule!r} ends at step {end}, and the last mask "
-            f"update of this training ({steps:,} steps, every={self.every}) is after step {last}, with "
-            f"{self.schedule(last):.1%}. End the ramp earlier, or choose a smaller every."
-        )
+        for pattern, schedule in self.schedules.items():
+            final, end = getattr(schedule, "final", None), getattr(schedule, "end", None)
+            if final is not None and end is not None and schedule(last) < final:
+                of = f" of {pattern!r}" if len(self.groups) > 1 else ""
+                return (
+                    f"the sparsity of {final:.1%}{of} is not reached: {schedule!r} ends at step {end}, and the last "
+                    f"mask update of this training ({steps:,} steps, every={self.every}) is after step {last}, with "
+                    f"{schedule(last):.1%}. End the ramp earlier, or choose a smaller every."
+                )
+        return ""
 
     def warn_if_idle(self, total_steps: int) -> None:
         """Warn if a method with a period makes no mask update in a training of `total_steps` optimizer steps."""
@@ -245,6 +275,16 @@ class Pruner:
             return self.masks
         rows = {name: self.shards.all_rows(mask.to(torch.uint8)) for name, mask in self.masks.items()}
         return Masks({name: mask.to(torch.bool) for name, mask in rows.items()})
+
+    @property
+    def requested(self) -> float:
+        """The sparsity that the last mask update was asked for; with several groups, of all their weights together."""
+        if len(self.groups) == 1:
+            return next(iter(self.levels.values()))
+        sizes = {
+            pattern: sum(self.targets[name].param.numel() for name in names) for pattern, names in self.groups.items()
+        }
+        return sum(self.levels[pattern] * size for pattern, size in sizes.items()) / sum(sizes.values())
 
     @property
     def sparsity(self) -> float:
@@ -367,6 +407,7 @@ class Pruner:
             "flips": self.flips,
             "updates": self.updates,
             "requested": self.requested,
+            "levels": self.levels,
             "frozen": self._frozen,
             "extra": self.extra_state(),
             **save_weights(self._weights),
@@ -386,9 +427,11 @@ class Pruner:
             self._weights = Weights({target.name: self.make_weight(target) for target in self._all_targets})
         self._frozen = state["frozen"]
         load_weights(state, masks, self._weights)
-        self.step, self.flips, self.requested = state["step"], state["flips"], state["requested"]
+        self.step, self.flips = state["step"], state["flips"]
+        self.levels = self.by_group(state.get("levels", state["requested"]))
         self.updates = state["updates"]
         self._state_missing = False
+        self._consistency.restart()
         self.load_extra_state(state["extra"])
 
     def settings(self) -> dict[str, Any]:
@@ -399,6 +442,18 @@ class Pruner:
             **{name: getattr(self, name) for name in self.resume_options},
             "scope": self.budget.scope,
             "floor": self.budget.floor,
+        }
+
+    def _shared_settings(self) -> dict[str, Any]:
+        """Return what must be the same on all ranks; a method may set some of its options later."""
+        return {
+            "method": type(self).__name__,
+            "sparsity": stable_name(self.schedule),
+            **{name: getattr(self, name) for name in self.resume_options if hasattr(self, name)},
+            "scope": self.budget.scope,
+            "floor": self.budget.floor,
+            "step": self.step,
+            **{f"target {target.name}": tuple(target.param.shape) for target in self._all_targets},
         }
 
     # How it works
@@ -412,7 +467,8 @@ class Pruner:
         self._warn_if_state_is_missing()
         self.restore()
         weights = self._weights.values()
-        self._consistency.check_start((weight.mask for weight in weights), (weight.source for weight in weights))
+        masks, sources = (weight.mask for weight in weights), (weight.source for weight in weights)
+        self._consistency.check_start(self._shared_settings, masks, sources)
         if not has_closure:
             self.before_update()
         self._weights.swap_in_dense()
@@ -454,26 +510,17 @@ class Pruner:
             self._write_pruned()  # momentum has moved pruned weights: they count as zero and grow back from zero
         for weight in self._weights.values():
             weight.take_replaced_storage()  # the masks are made from the weights of this step
-        flips = 0
-        for name, mask in self._all_masks(self.step):
-            weight = self._weights[name]
-            flips += int(torch.count_nonzero(mask != weight.mask))
-            weight.mask.copy_(mask)
-            if weight.memory is Memory.SOFT:
-                weight.write_pruned()
-        self.flips = int(self.shards.sum(torch.tensor(flips, device="cpu")))
+        self.flips, kept = self._weights.replace_masks(self._all_masks(self.step), self.shards)
         self.updates += 1
-        self._warn_of_collapse()
+        self._warn_of_collapse(kept)
 
     def _all_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Yield the next masks of the targets and of their tied parameters."""
         for name, mask in self.next_masks(t):
             yield from self.units.all_masks(self.targets[name], mask)
 
-    def _warn_of_collapse(self) -> None:
-        kept = self.shards.counts(self._weights[name].mask for name in self.targets)
-        found = [name for name, left in zip(self.targets, kept, strict=True) if not left]
-        if new := [name for name in found if name not in self._collapsed]:
+    def _warn_of_collapse(self, kept: Mapping[str, int]) -> None:
+        if new := [name for name in self.targets if not kept[name] and name not in self._collapsed]:
             self._collapsed.update(new)
             warn(
                 f"all of {', '.join(new)} is pruned at step {self.step}. Nothing is protected by default; floor=1 "
@@ -498,12 +545,15 @@ def warn_if_unfinished(model: nn.Module) -> None:
     """Warn if a pruner of the model has not reached the final sparsity of its schedule."""
     pruners = {id(owner): owner for p in model.parameters() if (owner := Pruner._owners.get(id(p))) is not None}
     for pruner in pruners.values():
-        final = getattr(pruner.schedule, "final", None)
-        if final is not None and pruner.requested < final:
-            warn(
-                f"the model is not as sparse as asked for: {type(pruner).__name__} is at step {pruner.step} with a "
-                f"target of {pruner.requested:.1%}, and its schedule ends at {final:.1%}"
-            )
+        for pattern, schedule in pruner.schedules.items():
+            level, final = pruner.levels[pattern], getattr(schedule, "final", None)
+            if final is not None and level < final:
+                of = f" for {pattern!r}" if len(pruner.groups) > 1 else ""
+                warn(
+                    f"the model is not as sparse as asked for: {type(pruner).__name__} is at step {pruner.step} with a "
+                    f"target of {level:.1%}{of}, and its schedule ends at {final:.1%}"
+                )
+                break
 
 
 # `__new__` would hide the options of the base class from help().

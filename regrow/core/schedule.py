@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 
 from regrow.checks import check_steps
 
 Schedule = Callable[[int], float]
+
+Sparsity = float | Schedule | Mapping[str, float | Schedule]
+"""A number or a schedule for all targets, or one for each pattern of their names; the first that matches decides."""
+
+Level = float | Mapping[str, float]
+"""The sparsity at one step, or one that is constant: of all targets, or by pattern."""
 
 SHORTEST_RAMP = 120 * 391
 """Optimizer steps of the shortest ramp in the paper (WideResNet on CIFAR-10): periods are scaled below it."""
@@ -68,16 +74,44 @@ class Cubic:
         return self.final + (self.initial - self.final) * (1 - elapsed / (self.end - self.start)) ** 3
 
 
-SCHEDULES: dict[str, Callable[..., Schedule]] = {"constant": Constant, "cubic": Cubic}
-"""Schedules by name."""
+@dataclass(frozen=True)
+class PerPattern:
+    """A schedule for each pattern of names.
+
+    >>> PerPattern({"layer4.*": Constant(0.95), "*": Constant(0.8)})(0)
+    {'layer4.*': 0.95, '*': 0.8}
+    """
+
+    schedules: Mapping[str, Schedule]
+
+    def __call__(self, t: int) -> dict[str, float]:
+        """Return the sparsity of each pattern at step `t`."""
+        return {pattern: schedule(t) for pattern, schedule in self.schedules.items()}
 
 
-def as_schedule(sparsity: float | Schedule) -> Schedule:
+def as_schedule(sparsity: Sparsity) -> Schedule | PerPattern:
     """Return a number as a constant schedule, and a schedule itself after checking its first value."""
+    if isinstance(sparsity, Mapping):
+        return PerPattern(
+            {pattern: _one_schedule(each, f"sparsity[{pattern!r}]") for pattern, each in sparsity.items()}
+        )
+    return _one_schedule(sparsity, "sparsity")
+
+
+def _one_schedule(sparsity: float | Schedule, name: str) -> Schedule:
     if callable(sparsity):
-        check_sparsity(sparsity(0), "the schedule's value at step 0")
+        where = "" if name == "sparsity" else f" of {name}"
+        check_sparsity(sparsity(0), f"the schedule's value{where} at step 0")
         return sparsity
+    check_sparsity(sparsity, name)
     return Constant(sparsity)
+
+
+def ramped(sparsity: Level, ramp: Callable[[float], Schedule]) -> Sparsity:
+    """Return `ramp` of a number, or of each number of a mapping; schedules in it stay."""
+    if isinstance(sparsity, Mapping):
+        return {pattern: each if callable(each) else ramp(each) for pattern, each in sparsity.items()}
+    return ramp(sparsity)
 
 
 def scaled_period(period: int, *, ramp_end: int | None, total_steps: int | None = None) -> int:

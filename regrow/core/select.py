@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regrow.core.bits import bits, in_memory_order, is_dense
+from regrow.core.bits import bits, in_memory_order, is_dense, uses_numpy
 from regrow.core.distributed import SINGLE_PROCESS, ShardGroup
 
 _DIGIT = 16
@@ -180,7 +180,7 @@ def _magnitude(dtype: torch.dtype) -> int:
 
 
 def _by_numpy(score: Tensor) -> bool:
-    return score.device.type == "cpu"
+    return uses_numpy(score)
 
 
 def _infinity(dtype: torch.dtype) -> int:

@@ -1,15 +1,16 @@
 """Soft threshold: the model holds ŵ = m⊙sign(w)·max(|w| − τ, 0) instead of m⊙w.
 
-τ is the largest pruned magnitude at the time of the mask update: of all layers with scope="global", of the layer with
-every other scope. Kept weights are therefore non-zero, except those that tie with τ: these are kept in the mask and
-zero in the model. m and τ are constant between mask updates: a kept weight whose magnitude falls to τ or below is zero
-until the next update, and a pruned weight that rises above τ stays zero until then. So the model never has more
-non-zero weights than the mask. `sparsity` and `stats()` count the mask.
+τ is the largest pruned magnitude at the time of the mask update: of all layers with scope="global" (or of those of a
+pattern, if `sparsity` has patterns), of the layer with every other scope. Kept weights are therefore non-zero, except
+those that tie with τ: these are kept in the mask and zero in the model. m and τ are constant between mask updates: a
+kept weight whose magnitude falls to τ or below is zero until the next update, and a pruned weight that rises above τ
+stays zero until then. So the model never has more non-zero weights than the mask. `sparsity` and `stats()` count the
+mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -117,15 +118,18 @@ def make_soft_weight(target: Target, memory: Memory, *, offload: bool) -> SoftWe
     return SoftOffloadedWeight(target, memory, offload=True) if offload else SoftWeight(target, memory)
 
 
-def set_thresholds(weights: Weights, masks: Mapping[str, Tensor], shards: ShardGroup, *, one_group: bool) -> None:
-    """Set each layer's τ to the largest magnitude that `masks` prune in it, or with `one_group` in all layers."""
+def set_thresholds(
+    weights: Weights, masks: Mapping[str, Tensor], shards: ShardGroup, groups: Iterable[Collection[str]]
+) -> None:
+    """Set the τ of each group of layers to the largest magnitude that `masks` prune in it."""
     largest = [_largest(weights[name].source.masked_fill(mask, 0)) for name, mask in masks.items()]
     of_layers = shards.all_rows(torch.tensor([largest], dtype=torch.float64, device="cpu")).amax(0)
-    thresholds = of_layers.amax().expand_as(of_layers) if one_group else of_layers
-    for name, tau in zip(masks, thresholds.tolist(), strict=True):
-        weight = weights[name]
-        assert isinstance(weight, SoftWeight)
-        weight.tau = tau
+    found = dict(zip(masks, of_layers.tolist(), strict=True))
+    for names in groups:
+        for name in names:
+            weight = weights[name]
+            assert isinstance(weight, SoftWeight)
+            weight.tau = max(found[each] for each in names)
 
 
 def _largest(tensor: Tensor) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,11 +23,16 @@ TargetSpec = Names | Callable[[str, Parameter], bool] | None
 
 @dataclass(frozen=True)
 class Target:
-    """A parameter that is pruned; `out_dim` is the dimension along which its filters lie."""
+    """A parameter that is pruned; `out_dim` is the dimension along which its filters lie.
+
+    The weight of a transposed convolution is (inputs, outputs / groups, ...): each of its `groups` has filters of its
+    own, which lie in the group's part of the inputs.
+    """
 
     name: str
     param: Parameter
     out_dim: int = 0
+    groups: int = 1
 
     @property
     def local(self) -> Tensor:
@@ -43,6 +48,31 @@ class Target:
     def offset(self) -> int:
         """The row-major index of the first element of `local` in the full parameter."""
         return first_row(self.param) * self.param.shape[1:].numel()
+
+    @property
+    def filters(self) -> int:
+        """Number of output filters."""
+        return self.param.shape[self.out_dim] * self.groups
+
+    @property
+    def inputs(self) -> int:
+        """Number of input channels that a filter sees."""
+        return self.param.shape[1 - self.out_dim] // self.groups
+
+    def by_filter(self, tensor: Tensor) -> Tensor:
+        """Return a tensor like `local` as a matrix with one row per filter."""
+        if self.groups == 1:
+            return tensor.movedim(self.out_dim, 0).flatten(1)
+        grouped: Tensor = tensor.unflatten(0, (self.groups, -1))
+        return grouped.movedim(2, 1).flatten(0, 1).flatten(1)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return one value per filter in the shape of `local`."""
+        shape = self.local.shape
+        if self.out_dim == 0:
+            return values.view(-1, *[1] * (len(shape) - 1)).expand(shape)
+        grouped = values.view(self.groups, 1, -1, *[1] * (len(shape) - 2))
+        return grouped.expand(self.groups, shape[0] // self.groups, *shape[1:]).flatten(0, 1)
 
     def part(self, tensor: Tensor) -> Tensor:
         """Return the rows of `tensor` that belong to `local`; it is full, or sharded like the parameter."""
@@ -101,15 +131,18 @@ def find_targets(
         )
     # The weights of transposed convolutions are (in, out, ...), those of transformers' Conv1D (in, out).
     transposed = {
-        id(module.weight) for module in model.modules() if isinstance(module, _ConvTransposeNd) or _is_conv1d(module)
+        id(module.weight): getattr(module, "groups", 1)
+        for module in model.modules()
+        if isinstance(module, _ConvTransposeNd) or _is_conv1d(module)
     }
     targets = [
-        Target(name, parameter, int(id(parameter) in transposed))
+        Target(name, parameter, int(id(parameter) in transposed), transposed.get(id(parameter), 1))
         for name, parameter in parameters.items()
         if name in chosen
     ]
     for target in targets:
         _check(target)
+    _check_memory(parameters, targets)
     return targets
 
 
@@ -146,7 +179,11 @@ def _default_names(
         if isinstance(module, nn.MultiheadAttention):
             weights |= {id(p) for name, p in module._parameters.items() if p is not None and name.endswith("_weight")}
     embeddings = {id(m.weight) for m in modules.values() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-    chosen = [name for name, p in parameters.items() if id(p) in weights - embeddings and name not in excluded]
+    chosen = [
+        name
+        for name, p in parameters.items()
+        if id(p) in weights - embeddings and name not in excluded and not _is_empty(p)
+    ]
     trained = [name for name in chosen if parameters[name].requires_grad]
     if not trained:  # a model for inference, of which all is meant
         return set(chosen)
@@ -219,15 +256,53 @@ def _matching_names(model: nn.Module, parameters: dict[str, Parameter], spec: Na
             continue
         if not isinstance(pattern, str):
             raise TypeError(f"{option} must be names, globs, modules or a predicate, got {pattern!r}")
-        # A name may have the prefix of a wrapper, or start like one.
-        names = [each for name in (pattern, clean_name(pattern)) for each in (name, f"{name}.weight")]
-        exact = [name for name in names if name in parameters]
-        found = exact[:1] or next(filter(None, (fnmatch.filter(weights, name) for name in names)), [])
+        found = _matches(pattern, parameters, weights)
         if not found:
             what = "target" if option == "targets" else f"{option}="
             raise ValueError(f"no weight matches {what} {pattern!r}. {_known(parameters, pattern)}")
         chosen.update(found)
     return chosen
+
+
+def _matches(pattern: str, names: Collection[str], weights: Collection[str]) -> list[str]:
+    """Return the one of `names` that `pattern` is, or else the `weights` that it matches as a glob."""
+    # A name may have the prefix of a wrapper, or start like one.
+    forms = [each for name in (pattern, clean_name(pattern)) for each in (name, f"{name}.weight")]
+    exact = [form for form in forms if form in names]
+    return exact[:1] or next(filter(None, (fnmatch.filter(weights, form) for form in forms)), [])
+
+
+def group_targets(names: Collection[str], patterns: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of the targets by the first of the `patterns` of `sparsity` that matches; each must have some.
+
+    >>> group_targets(["conv.weight", "fc.weight"], ["fc", "*"])
+    {'fc': ['fc.weight'], '*': ['conv.weight']}
+    """
+    groups: dict[str, list[str]] = {}
+    left = list(names)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"sparsity must have names or globs as its keys, got {pattern!r}")
+        matching = _matches(pattern, names, names)
+        if not matching:
+            hint = did_you_mean(pattern, [*names, *(name.rpartition(".")[0] for name in names)], cutoff=0.6)
+            listed = ", ".join(list(names)[:3]) + (", …" if len(names) > 3 else "")
+            raise ValueError(
+                f"no target matches {pattern!r} in sparsity. The targets are {listed} ({len(names)} in all).{hint}"
+            )
+        groups[pattern] = [name for name in left if name in matching]
+        if not groups[pattern]:
+            others = ", ".join(map(repr, list(groups)[:-1]))
+            raise ValueError(
+                f"{pattern!r} in sparsity comes after {others}, which match all of its targets: put it first"
+            )
+        left = [name for name in left if name not in matching]
+    if left:
+        raise ValueError(
+            f"no pattern in sparsity ({', '.join(map(repr, groups))}) matches {left[0]} ({len(left)} in all). Add '*' "
+            "as the last one for all others, or leave them dense with exclude=..."
+        )
+    return groups
 
 
 def _names_in(module: nn.Module, parameters: dict[str, Parameter], option: str) -> set[str]:
@@ -254,6 +329,8 @@ def _check(target: Target) -> None:
         raise ValueError(f"{target.name} has no shape yet: run one batch through the lazy model before pruning it")
     if not parameter.is_floating_point():
         raise TypeError(f"{target.name} holds {parameter.dtype}: only floating point weights can be pruned")
+    if _is_empty(parameter):
+        raise ValueError(f"{target.name} has no elements, its shape is {tuple(parameter.shape)}: leave it out")
     check_placement(target.name, parameter)
     if parameter.itemsize < 2:
         raise TypeError(f"{target.name} holds {parameter.dtype}: weights of 16, 32 or 64 bit can be pruned")
@@ -266,3 +343,33 @@ def check_storage(target: Target) -> None:
     """Refuse a parameter whose elements overlap in memory or have gaps between them."""
     if not is_dense(target.local):
         raise ValueError(f"{target.name} has overlapping or padded storage: make it contiguous before pruning it")
+
+
+def _is_empty(parameter: Tensor) -> bool:
+    return not isinstance(parameter, UninitializedParameter) and parameter.numel() == 0
+
+
+def _check_memory(parameters: Mapping[str, Parameter], targets: Iterable[Target]) -> None:
+    """Refuse targets that share memory with another parameter: a step of one would change the other behind its mask."""
+    pruned = {target.name for target in targets}
+    blocks = {name: _memory(parameter) for name, parameter in parameters.items()}
+    furthest: tuple[str, str, int] = ("", "", 0)
+    for (device, start, end), name in sorted((block, name) for name, block in blocks.items() if block):
+        where, other, reach = furthest
+        if device == where and start < reach and not pruned.isdisjoint((name, other)):
+            raise ValueError(
+                f"{other} and {name} are different parameters in the same memory, so a mask of one would not hold: "
+                "let both layers have one Parameter, or give each its own (.clone())"
+            )
+        if device != where or end > reach:
+            furthest = device, name, end
+
+
+def _memory(parameter: Parameter) -> tuple[str, int, int] | None:
+    """Return device, first address and last one + 1 of the elements; None if the parameter has no memory."""
+    if isinstance(parameter, UninitializedParameter) or parameter.is_meta or parameter.layout is not torch.strided:
+        return None
+    tensor = local_part(parameter)
+    start = tensor.data_ptr()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (str(tensor.device), start, start + (last + 1) * tensor.itemsize) if tensor.numel() and start else None

@@ -95,18 +95,15 @@ class Filters(Units):
         """Return one score per filter."""
         if self.criterion == "bn":
             return local_part(self.scales[target.name])
-        return CRITERIA[self.criterion](_rows(target, score))
+        return CRITERIA[self.criterion](target.by_filter(score))
 
     def unpruned(self, target: Target, mask: Tensor) -> Tensor:
         """Return for each filter whether all of its weights are in the mask."""
-        return _rows(target, mask).all(1)
+        return target.by_filter(mask).all(1)
 
     def mask(self, target: Target, score: Tensor, keep: Tensor, among: Tensor | None) -> Tensor:
         """Return the mask of the weights: each filter is kept or pruned as a whole."""
-        shape = [1] * score.ndim
-        shape[target.out_dim] = -1
-        mask: Tensor = keep.view(shape).expand_as(score)
-        return mask
+        return target.spread(keep)
 
     def all_masks(self, target: Target, mask: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Return (name, mask) of the target and of its tied parameters."""
@@ -127,11 +124,11 @@ class Groups(Units):
     def usable(self, model: nn.Module, targets: Sequence[Target], *, chosen: bool) -> list[Target]:
         """Return the targets whose input channels can be divided into groups of M."""
         check_rows(targets, f"unit='{self.n}:{self.m}'")
-        odd = [target for target in targets if target.param.shape[1 - target.out_dim] % self.m]
+        odd = [target for target in targets if target.inputs % self.m]
         if odd and (chosen or len(odd) == len(targets)):
             raise ValueError(
                 f"unit '{self.n}:{self.m}' needs input channels in multiples of {self.m}, but {odd[0].name} has "
-                f"{odd[0].param.shape[1 - odd[0].out_dim]}: leave it out with targets=..."
+                f"{odd[0].inputs}{' in each group' if odd[0].groups > 1 else ''}: leave it out with targets=..."
             )
         return [target for target in targets if target not in odd]
 
@@ -218,10 +215,6 @@ def check_rows(targets: Iterable[Target], option: str) -> None:
             )
 
 
-def _rows(target: Target, tensor: Tensor) -> Tensor:
-    return tensor.movedim(target.out_dim, 0).flatten(1)
-
-
 def layers_and_norms(model: nn.Module) -> Iterator[tuple[nn.Module, _BatchNorm | None]]:
     """Yield each layer with a weight that is called once, and the batch norm that is the only user of its output."""
     model = unwrap(model)
@@ -249,8 +242,8 @@ def tied_parameters(model: nn.Module, targets: Iterable[Target]) -> dict[str, li
     for layer, norm in layers_and_norms(model):
         if owner := owners.get(id(layer.weight)):
             parameters = [getattr(layer, "bias", None), *((norm.weight, norm.bias) if norm else ())]
-            filters = owner.param.shape[owner.out_dim]
-            found[owner.name] = [Target(names[id(p)], p) for p in parameters if p is not None and len(p) == filters]
+            fitting = [p for p in parameters if p is not None and len(p) == owner.filters]
+            found[owner.name] = [Target(names[id(p)], p) for p in fitting]
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from regrow.checks import warn
-from regrow.core.bits import bit_view, like, pack, unpack
-from regrow.core.distributed import is_sharded, sharded_like
+from regrow.core.bits import bit_view, like, on_one_accelerator, pack, unpack
+from regrow.core.device_select import count_changes
+from regrow.core.distributed import ShardGroup, is_sharded, sharded_like
 from regrow.core.targets import Target, check_storage
 
 _SAMPLED = 64  # elements of a layer that are compared at a step, up to twice as many
@@ -90,6 +91,17 @@ class Weight:
         """Copy w from the parameter if the optimizer has replaced its storage instead of updating w in place."""
         if self.target.param.data_ptr() not in self._addresses:
             self.source.copy_(self.target.param.data)
+
+    @property
+    def joins_foreach(self) -> bool:
+        """Whether ŵ is computed together with that of other weights: on accelerators, where launches are slow."""
+        return type(self) is Weight and isinstance(self._views[0], Tensor)
+
+    @property
+    def bits(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The bits of w, m and ŵ in memory order, for weights that join foreach operations."""
+        source, mask, pruned = self._views
+        return source, mask, pruned
 
     def compute_pruned(self) -> None:
         """Compute ŵ = m⊙w."""
@@ -273,14 +285,43 @@ class Weights(dict[str, Weight]):
 
     def write_pruned(self) -> None:
         """Let the parameters hold ŵ."""
-        for weight in reversed(self.values()):  # the weights that the optimizer updated last are still in the cache
-            if weight.memory is not Memory.SOFT:
-                weight.write_pruned()
+        write_all([weight for weight in self.values() if weight.memory is not Memory.SOFT])
         # Bump the version counter, so that autograd rejects a backward pass through a graph made with other weights.
         increment_version([weight.target.param for weight in self.values()])
         for weight in self.values():
             weight.record_version()
         self.holding_dense = False
+
+    def replace_masks(self, masks: Iterable[tuple[str, Tensor]], shards: ShardGroup) -> tuple[int, dict[str, int]]:
+        """Write new masks; return how many elements changed, and for each weight a number that is 0 if none is kept.
+
+        Both are over all processes. On an accelerator they are read in one copy.
+        """
+        if on_one_accelerator(weight.mask for weight in self.values()):
+            return self._replace_together(dict(masks), shards)
+        flips = 0
+        for name, mask in masks:
+            weight = self[name]
+            flips += int(torch.count_nonzero(mask != weight.mask))
+            weight.mask.copy_(mask)
+            if weight.memory is Memory.SOFT:
+                weight.write_pruned()
+        kept = shards.counts(weight.mask for weight in self.values())
+        return int(shards.sum(torch.tensor(flips, device="cpu"))), dict(zip(self, kept, strict=True))
+
+    def _replace_together(self, masks: dict[str, Tensor], shards: ShardGroup) -> tuple[int, dict[str, int]]:
+        present, new = [self[name].mask for name in masks], list(masks.values())
+        changes = count_changes(present, new)
+        if new:
+            torch._foreach_copy_(present, new)
+        write_all([self[name] for name in masks if self[name].memory is Memory.SOFT])
+        none = torch.zeros((), dtype=torch.bool, device=next(iter(self.values())).mask.device)
+        stored = [name for name, weight in self.items() if weight.mask.numel()]  # a process may have no rows
+        largest = dict(zip(stored, torch._foreach_max([self[name].mask for name in stored]), strict=True))
+        kept = torch.stack([largest.get(name, none) for name in self])
+        flips = torch.stack([none.to(torch.int64), *changes]).sum()  # one number in every process
+        counts = shards.sum(torch.cat([flips[None], kept])).tolist()
+        return counts[0], dict(zip(self, counts[1:], strict=True))
 
     def reset_storage(self) -> None:
         """Let the parameters keep their present values, in the storage of ŵ."""
@@ -314,6 +355,33 @@ class Weights(dict[str, Weight]):
                     "dense weights and are pruned after this step. Attach the pruner after loading weights, and a new "
                     "pruner to an optimizer that replaces the old one."
                 )
+
+
+def write_all(weights: list[Weight]) -> None:
+    """Compute ŵ of all weights and let their parameters hold it."""
+    write_together([weight for weight in weights if weight.joins_foreach])
+    for weight in reversed(weights):  # the weights that the optimizer updated last are still in the cache
+        if not weight.joins_foreach:
+            weight.write_pruned()
+
+
+def write_together(weights: list[Weight]) -> None:
+    """Compute ŵ of many weights and let their parameters hold it, in two launches per device and dtype."""
+    groups: dict[tuple[Any, ...], list[Weight]] = {}
+    for weight in weights:
+        weight.take_replaced_storage()
+        groups.setdefault((weight.pruned.device, weight.pruned.dtype, weight.dense is None), []).append(weight)
+    for (_, _, in_place), group in groups.items():
+        sources, masks, pruned = map(list, zip(*(weight.bits for weight in group), strict=True))
+        if in_place:
+            torch._foreach_mul_(pruned, masks)
+        else:
+            # Zeros and ones in place of ŵ, then bits times these: no temporary, and one dtype per operation, without
+            # which foreach operations launch one kernel per tensor.
+            torch._foreach_copy_(pruned, masks)
+            torch._foreach_mul_(pruned, sources)
+    for weight in weights:
+        weight.target.param.data = weight.pruned
 
 
 def apply_mask(source: Any, mask: Any, result: Any) -> None:

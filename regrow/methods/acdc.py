@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.options import MethodInfo, PrunerOptions
+from regrow.core.schedule import Level
 from regrow.methods.phases import Phases
 
 _IMAGENET = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.85)
@@ -41,7 +42,7 @@ class ACDC(Phases):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float,
+        sparsity: Level,
         total_steps: int | None = None,
         switches: tuple[float, ...] = _IMAGENET,
         **options: Unpack[PrunerOptions],

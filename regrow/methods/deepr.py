@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from regrow.checks import check_amount, warn
 from regrow.core.options import MethodInfo
+from regrow.core.schedule import Level
 from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
 
 
@@ -40,7 +41,7 @@ class DeepR(DropAndGrow):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float,
+        sparsity: Level,
         total_steps: int | None = None,
         l1: float = 1e-5,
         temperature: tuple[float, float] = (1e-5, 1e-15),

@@ -25,7 +25,7 @@ from regrow.checks import check_amount, check_fraction
 from regrow.core.bits import uniform
 from regrow.core.options import MethodInfo, PrunerOptions
 from regrow.core.pruner import Pruner
-from regrow.core.schedule import Schedule
+from regrow.core.schedule import Sparsity
 from regrow.core.weights import Memory
 
 
@@ -50,7 +50,7 @@ class DNS(Pruner):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float | Schedule,
+        sparsity: Sparsity,
         every: int | Literal["auto"] = "auto",
         margin: float = 0.1,
         gamma: float = 1e-4,

@@ -30,7 +30,7 @@ from regrow.checks import check_fraction, check_steps
 from regrow.core.distributed import ShardGroup
 from regrow.core.options import MethodInfo, PrunerOptions, required_steps
 from regrow.core.pruner import Pruner
-from regrow.core.schedule import Schedule
+from regrow.core.schedule import Sparsity
 from regrow.core.soft import make_soft_weight, set_thresholds
 from regrow.core.targets import Target
 from regrow.core.units import check_rows
@@ -62,7 +62,7 @@ class DPF(Pruner):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float | Schedule,
+        sparsity: Sparsity,
         every: int | Literal["auto"] = "auto",
         stabilize: bool = False,
         settle: float = 0.0,
@@ -92,7 +92,8 @@ class DPF(Pruner):
         if self.threshold == "hard":
             return found
         masks = dict(found)
-        set_thresholds(self._weights, masks, self.shards, one_group=self.budget.scope == "global")
+        together = list(self.groups.values()) if self.budget.scope == "global" else [[name] for name in masks]
+        set_thresholds(self._weights, masks, self.shards, together)
         return masks.items()
 
     def make_weight(self, target: Target) -> Weight:
@@ -137,17 +138,15 @@ def bound_dead_filters(layers: list[tuple[Target, Tensor]], shards: ShardGroup) 
     In a layer without a live filter, the median over the whole model is used.
     """
     found = [
-        (target.grad.movedim(target.out_dim, 0), mask.movedim(target.out_dim, 0).flatten(1).any(dim=1))
-        for target, mask in layers
-        if target.grad is not None
+        (target, target.grad, target.by_filter(mask).any(dim=1)) for target, mask in layers if target.grad is not None
     ]
-    if not any(shards.counts(~live for _, live in found)):
+    if not any(shards.counts(~live for *_, live in found)):
         return
-    norms = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient, _ in found]
-    marked = [shards.all_rows(torch.where(live, norm, -1)) for norm, (_, live) in zip(norms, found, strict=True)]
+    norms = [torch.linalg.vector_norm(target.by_filter(gradient), dim=1) for target, gradient, _ in found]
+    marked = [shards.all_rows(torch.where(live, norm, -1)) for norm, (*_, live) in zip(norms, found, strict=True)]
     alive = [norm[norm >= 0] for norm in marked]
     everywhere = torch.cat(alive)
-    for (gradient, live), norm, mine in zip(found, norms, alive, strict=True):
+    for (target, gradient, live), norm, mine in zip(found, norms, alive, strict=True):
         bound = (mine if len(mine) else everywhere).median() if len(everywhere) else norm.new_zeros(())
         scale = torch.where(live | (norm <= bound), 1.0, bound / norm)
-        gradient.mul_(scale.to(gradient.dtype).view(-1, *[1] * (gradient.ndim - 1)))
+        gradient.mul_(target.spread(scale.to(gradient.dtype)))

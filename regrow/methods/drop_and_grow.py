@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Literal, TypedDict
 
 import torch.distributed as dist
@@ -15,7 +15,8 @@ from regrow.core.budget import Scope, keep_largest
 from regrow.core.distributed import local_part
 from regrow.core.options import EPOCH, check_constant, required_total
 from regrow.core.pruner import Pruner
-from regrow.core.schedule import Schedule
+from regrow.core.schedule import Level, Sparsity
+from regrow.core.select import NotANumberError
 from regrow.core.targets import Names, TargetSpec
 
 # Running averages in the state of torch's optimizers.
@@ -44,6 +45,8 @@ class DropAndGrow(Pruner, ABC):
     include_last: ClassVar[bool] = False
     until: ClassVar[float] = 1.0
     resets_momentum: ClassVar[bool] = False
+    moves_between_layers: ClassVar[bool] = False
+    """Whether connections move between all layers, so that a group of them has no count of its own."""
     period = EPOCH
     total_steps: int
     resume_options = (*Pruner.resume_options, "total_steps", "seed")
@@ -53,7 +56,7 @@ class DropAndGrow(Pruner, ABC):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float,
+        sparsity: Level,
         every: int | Literal["auto"],
         total_steps: int | None,
         seed: int = 0,
@@ -64,6 +67,11 @@ class DropAndGrow(Pruner, ABC):
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self.total_steps, self.seed = required_total(self, total_steps), seed
+        if self.moves_between_layers and isinstance(sparsity, Mapping):
+            name = type(self).__name__
+            raise TypeError(
+                f"{name} moves connections between all layers: sparsity must be one number, got {sparsity!r}"
+            )
         super().__init__(
             model,
             optimizer,
@@ -81,7 +89,7 @@ class DropAndGrow(Pruner, ABC):
     def drop_and_grow(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Return (name, mask) pairs with the same number of connections as now."""
 
-    def ramp(self, sparsity: float) -> float | Schedule:
+    def ramp(self, sparsity: Level) -> Sparsity:
         """Return the sparsity over time: constant, unless a method has a ramp of its own."""
         return check_constant(self, sparsity)
 
@@ -94,6 +102,11 @@ class DropAndGrow(Pruner, ABC):
         if t == 0:
             yield from self.keep_top({name: self.draw(name, 0) for name in self.targets}, self.schedule(0))
             return
+        # Not every rule orders the weights: the sign of NaN never changes (DeepR), no threshold passes it (DSR).
+        broken = self.shards.counts(weight.isnan() for weight in self.weights.values())
+        for name, count in zip(self.weights, broken, strict=True):
+            if count:
+                raise NotANumberError(name)
         for name, mask in list(self.drop_and_grow(t)):  # compute all first, so that NaN in one layer changes none
             if self.resets_momentum:
                 self._reset_momentum(name, mask & ~self.masks[name])

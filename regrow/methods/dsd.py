@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.options import MethodInfo, PrunerOptions
+from regrow.core.schedule import Level
 from regrow.methods.phases import Phases
 
 
@@ -38,7 +39,7 @@ class DSD(Phases):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float,
+        sparsity: Level,
         total_steps: int | None = None,
         switches: tuple[float, float] = (0.5, 0.75),
         **options: Unpack[PrunerOptions],

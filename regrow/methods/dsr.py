@@ -43,6 +43,7 @@ class DSR(DropAndGrow):
     )
     period = 100
     until = 0.95
+    moves_between_layers = True
     resets_momentum = True  # in the authors' code, inactive weights get no gradient and have no momentum
     resume_options = (*DropAndGrow.resume_options, "drop_count", "doublings")
 

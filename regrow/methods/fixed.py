@@ -48,7 +48,8 @@ class Fixed(Pruner):
                 shape = tuple(self.targets[name].param.shape)
                 raise ValueError(f"the mask of {name} has shape {tuple(mask.shape)}, the weight has {shape}")
         parts = {name: self.targets[name].part(mask) for name, mask in self._given.items()}
-        self.requested = 1 - sum(self.shards.counts(parts.values())) / sum(self.shards.sizes(parts.values()))
+        pruned = 1 - sum(self.shards.counts(parts.values())) / sum(self.shards.sizes(parts.values()))
+        self.levels = dict.fromkeys(self.groups, pruned)
         return parts.items()
 
     def updates_at(self, t: int) -> bool:

@@ -14,7 +14,7 @@ the last linear layer stays dense.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal, Unpack
 
 import torch
@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from regrow.checks import check_fraction
 from regrow.core.budget import Budget
 from regrow.core.options import MethodInfo, check_constant, required_total
-from regrow.core.schedule import Cubic, Schedule, check_sparsity
+from regrow.core.schedule import Cubic, Level, Sparsity, check_sparsity, ramped
 from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
 
 
@@ -51,7 +51,7 @@ class GraNet(DropAndGrow):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float,
+        sparsity: Level,
         every: int | Literal["auto"] = "auto",
         total_steps: int | None = None,
         initial_sparsity: float = 0.5,
@@ -62,17 +62,18 @@ class GraNet(DropAndGrow):
         total = required_total(self, total_steps)
         check_constant(self, sparsity, "has a ramp of its own")
         check_sparsity(initial_sparsity, "initial_sparsity")
-        if initial_sparsity > sparsity:
-            raise ValueError(f"initial_sparsity must be at most the sparsity {sparsity:g}, got {initial_sparsity:g}")
+        least = min(sparsity.values()) if isinstance(sparsity, Mapping) else sparsity
+        if initial_sparsity > least:
+            raise ValueError(f"initial_sparsity must be at most the sparsity {least:g}, got {initial_sparsity:g}")
         self.drop_fraction = check_fraction("drop_fraction", drop_fraction)
         self._end = max(round(check_fraction("ramp_end", ramp_end) * total), 1)
         self._initial = initial_sparsity
         self._gradients: dict[str, Tensor] = {}
         super().__init__(model, optimizer, sparsity=sparsity, every=every, total_steps=total, **options)
 
-    def ramp(self, sparsity: float) -> Schedule:
+    def ramp(self, sparsity: Level) -> Sparsity:
         """Return the cubic ramp from `initial_sparsity` to `sparsity`."""
-        return Cubic(sparsity, end=self._end, initial=self._initial)
+        return ramped(sparsity, lambda final: Cubic(final, end=self._end, initial=self._initial))
 
     def updates_at(self, t: int) -> bool:
         """Return whether connections are pruned or moved after step `t`."""
@@ -90,7 +91,8 @@ class GraNet(DropAndGrow):
         least = min(0.005, self.drop_fraction)
         fraction = least + (self.drop_fraction - least) * (1 + math.cos(math.pi * t / self.total_steps)) / 2
         gradients, self._gradients = self._gradients, {}
-        pruned = Budget("global").keep_top(self.weights, self.schedule(t), shards=self.shards, among=self.masks)
+        levels = self.by_group(self.schedule(t))
+        pruned = Budget("global").keep_top(self.weights, self.parts(levels), shards=self.shards, among=self.masks)
         left, masks = dict(pruned), {}
         for name, mask in left.items():
             active = self.count(mask)
@@ -98,7 +100,7 @@ class GraNet(DropAndGrow):
             kept = self.keep_largest(name, self.weights[name], mask, active - moved)
             score = gradients.get(name, torch.zeros_like(mask, dtype=torch.float32))
             masks[name] = kept | self.keep_largest(name, score, ~kept, moved)
-        self.requested = self.schedule(t)
+        self.levels = levels
         for name, mask in masks.items():  # after the last selection: NaN in a layer changes none
             grown = mask & ~left[name]
             self.weights[name].masked_fill_(grown, 0)

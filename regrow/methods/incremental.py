@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from regrow.core.options import EPOCH, MethodInfo, PrunerOptions
 from regrow.core.pruner import Pruner
-from regrow.core.schedule import Schedule
+from regrow.core.schedule import Sparsity
 
 
 class Incremental(Pruner):
@@ -39,7 +39,7 @@ class Incremental(Pruner):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float | Schedule,
+        sparsity: Sparsity,
         every: int | Literal["auto"] = "auto",
         **options: Unpack[PrunerOptions],
     ) -> None:
@@ -47,4 +47,6 @@ class Incremental(Pruner):
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the largest of the weights that are left; a schedule that falls gives nothing back."""
-        return self.keep_top(self.weights, max(self.requested, self.schedule(t)), among=self.masks)
+        asked = self.by_group(self.schedule(t))
+        wanted = {pattern: max(self.levels[pattern], level) for pattern, level in asked.items()}
+        return self.keep_top(self.weights, wanted, among=self.masks)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from regrow.checks import check_steps, warn
 from regrow.core.options import MethodInfo, PrunerOptions
 from regrow.core.pruner import Pruner
-from regrow.core.schedule import Schedule
+from regrow.core.schedule import Sparsity
 
 
 class OneShot(Pruner):
@@ -38,7 +38,7 @@ class OneShot(Pruner):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float | Schedule,
+        sparsity: Sparsity,
         at: int = 0,
         **options: Unpack[PrunerOptions],
     ) -> None:

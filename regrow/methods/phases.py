@@ -14,6 +14,7 @@ from regrow.checks import check_fraction
 from regrow.core.distributed import local_part
 from regrow.core.options import PrunerOptions, check_constant, required_total
 from regrow.core.pruner import Pruner
+from regrow.core.schedule import Level
 
 
 class Phases(Pruner, ABC):
@@ -28,7 +29,7 @@ class Phases(Pruner, ABC):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float,
+        sparsity: Level,
         total_steps: int | None,
         switches: tuple[float, ...],
         **options: Unpack[PrunerOptions],

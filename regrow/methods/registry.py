@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
-from numbers import Real
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from regrow.text import did_you_mean, plain
@@ -96,8 +95,10 @@ def method_options(method: type[Pruner]) -> dict[str, Any]:
 
 def ramps(method: type[Pruner]) -> bool:
     """Return whether the method's sparsity may change over time."""
+    from regrow.core.schedule import Level
+
     hints = [get_type_hints(vars(cls)["__init__"]) for cls in method.__mro__[:-1] if "__init__" in vars(cls)]
-    return next((hint["sparsity"] for hint in hints if "sparsity" in hint), None) is not float
+    return next((hint["sparsity"] for hint in hints if "sparsity" in hint), None) not in (float, Level)
 
 
 def attach(
@@ -108,14 +109,14 @@ def attach(
     A number as sparsity becomes a cubic ramp over the first 75 % of the steps, if the method can ramp. The masks are
     updated as often as suits the length (`every="auto"`), unless `options` says otherwise.
     """
-    from regrow.core.schedule import Cubic
+    from regrow.core.schedule import Cubic, ramped
 
     cls = find_method(method) if isinstance(method, str) else method
     known = method_options(cls)
     sparsity, end = options.get("sparsity"), round(_RAMP * total_steps)
     given = dict(options)
-    if isinstance(sparsity, Real) and ramps(cls) and end:
-        given["sparsity"] = Cubic(float(sparsity), end=end)
+    if isinstance(sparsity, float | int | Mapping) and ramps(cls) and end:
+        given["sparsity"] = ramped(sparsity, lambda final: Cubic(final, end=end))
     if "total_steps" in known:
         given.setdefault("total_steps", total_steps)
     if "every" in known:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from regrow.checks import check_fraction
 from regrow.core.options import MethodInfo
+from regrow.core.schedule import Level
 from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
 
 
@@ -41,7 +42,7 @@ class RigL(DropAndGrow):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float,
+        sparsity: Level,
         every: int | Literal["auto"] = "auto",
         total_steps: int | None = None,
         drop_fraction: float = 0.3,

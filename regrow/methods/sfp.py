@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from regrow.core.budget import prune_count
 from regrow.core.options import EPOCH, MethodInfo
 from regrow.core.pruner import Pruner
-from regrow.core.schedule import Schedule
+from regrow.core.schedule import Sparsity
 from regrow.core.targets import Names, TargetSpec
 from regrow.core.units import Criterion
 from regrow.core.weights import Memory
@@ -44,7 +44,7 @@ class SFP(Pruner):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float | Schedule,
+        sparsity: Sparsity,
         every: int | Literal["auto"] = "auto",
         criterion: Criterion = "l2",
         targets: TargetSpec = None,
@@ -63,13 +63,14 @@ class SFP(Pruner):
 
     def next_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Keep the filters of largest norm in each layer."""
-        sparsity = self.schedule(t)
+        levels = self.by_group(self.schedule(t))
+        of_layer = {name: level for names, level in self.parts(levels) for name in names}
         keeps = {}  # compute all first, so that NaN in one layer changes none
         for name, weight in self.weights.items():
             norms = self.units.scores(self.targets[name], weight)
             [filters] = self.shards.sizes([norms])
-            count = int(filters * sparsity + 1e-9)  # 0.29 x 100 filters are 29, not 28.999…
+            count = int(filters * of_layer[name] + 1e-9)  # 0.29 x 100 filters are 29, not 28.999…
             keeps[name] = prune_count(name, norms, count, self.shards)
-        self.requested = sparsity
+        self.levels = levels
         for name, keep in keeps.items():
             yield name, self.units.mask(self.targets[name], self.weights[name], keep, None)

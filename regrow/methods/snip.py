@@ -24,6 +24,7 @@ from regrow.core.distributed import is_sharded
 from regrow.core.hooks import overflowed
 from regrow.core.options import MethodInfo, PrunerOptions, check_constant
 from regrow.core.pruner import Pruner
+from regrow.core.schedule import Level
 
 
 class SNIP(Pruner):
@@ -47,7 +48,7 @@ class SNIP(Pruner):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float,
+        sparsity: Level,
         loss: Callable[[], Tensor] | None = None,
         inference: bool = False,
         **options: Unpack[PrunerOptions],

@@ -33,6 +33,7 @@ class SparseMomentum(DropAndGrow):
         budget="uniform at first, then by mean momentum",
     )
     include_last = True
+    moves_between_layers = True
     resume_options = (*DropAndGrow.resume_options, "drop_fraction")
 
     def __init__(

@@ -17,6 +17,7 @@ from regrow.core.bits import uniform
 from regrow.core.budget import Scope
 from regrow.core.options import MethodInfo, check_constant
 from regrow.core.pruner import Pruner
+from regrow.core.schedule import Level
 from regrow.core.targets import Names, TargetSpec
 
 
@@ -36,7 +37,7 @@ class Static(Pruner):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        sparsity: float,
+        sparsity: Level,
         scope: Scope = "erk",
         seed: int = 0,
         targets: TargetSpec = None,

@@ -258,15 +258,21 @@ def test_nan_in_the_weights_stops_at_the_next_mask_with_the_name_of_the_paramete
     assert int(model[0].weight[~pruner.masks["0.weight"]].count_nonzero()) == 0
 
 
-@pytest.mark.parametrize("method", ["DPF", "Incremental", "RigL", "SET", "SFP", "GraNet", "DNS"])
+@pytest.mark.filterwarnings("ignore:DeepR has its L1 term")
+@pytest.mark.parametrize(
+    "method", ["DPF", "Incremental", "RigL", "SET", "SFP", "GraNet", "DNS", "DeepR", "DSR", "SparseMomentum"]
+)
 def test_nan_in_the_last_layer_leaves_the_masks_of_the_first_ones_as_they_were(method):
     model = small_cnn()
     optimizer = sgd(model)
-    options = {"total_steps": 100} if method in ("RigL", "SET") else {"scope": "layer"} if method != "SFP" else {}
+    growing = ("RigL", "SET", "DeepR", "DSR", "SparseMomentum")
+    options = {"total_steps": 100} if method in growing else {"scope": "layer"} if method != "SFP" else {}
     if method == "GraNet":
         options = {"total_steps": 100, "initial_sparsity": 0.3}
     sparsity = 0.5 if options.keys() & {"total", "total_steps"} else regrow.Cubic(0.5, end=10, initial=0.1)
-    pruner = getattr(regrow, method)(model, optimizer, sparsity=sparsity, every=2, **options)
+    if method != "DeepR":  # it updates its masks after every step
+        options["every"] = 2
+    pruner = getattr(regrow, method)(model, optimizer, sparsity=sparsity, **options)
     train(model, optimizer, batches(3))
     before, told = pruner.masks.clone(), (pruner.requested, pruner.flips)
     optimizer.zero_grad()

@@ -84,3 +84,59 @@ def test_nothing_is_changed_by_a_refused_attachment():
         regrow.DPF(net, optimizer, sparsity=0.5)
     assert not optimizer._optimizer_step_pre_hooks
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def shared_memory(case: str) -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2))
+    block = torch.randn(100)
+    if case == "one storage":
+        model[1].weight = nn.Parameter(model[0].weight.data)
+    elif case == "overlapping views":
+        model[0].weight, model[1].weight = (nn.Parameter(block[i : i + 36].view(6, 6)) for i in (0, 20))
+    elif case == "a view of one row":
+        model[0].bias = nn.Parameter(model[0].weight.data[2])
+    elif case == "behind a view of another parameter":  # the block holds both, and only the last is a target
+        model.block = nn.Parameter(block)
+        model[0].bias, model[1].weight = nn.Parameter(block[:6]), nn.Parameter(block[20:56].view(6, 6))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [
+        ("one storage", r"0\.weight and 1\.weight"),
+        ("overlapping views", r"0\.weight and 1\.weight"),
+        ("a view of one row", r"0\.weight and 0\.bias"),
+        ("behind a view of another parameter", r"block and 1\.weight"),
+    ],
+)
+def test_parameters_that_share_memory_are_refused_by_name(case, names):
+    model = shared_memory(case)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with pytest.raises(ValueError, match=f"{names} are different parameters in the same memory"):
+        regrow.DPF(model, sgd(model), sparsity=0.5)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_parts_of_one_block_that_do_not_overlap_are_pruned():
+    model, block = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)), torch.randn(72)
+    model[0].weight, model[1].weight = (nn.Parameter(block[i : i + 36].view(6, 6)) for i in (0, 36))
+    assert regrow.DPF(model, sgd(model), sparsity=0.5).sparsity == 0.5
+
+
+def test_one_parameter_in_two_layers_is_pruned_once():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2))
+    model[1].weight = model[0].weight
+    assert list(regrow.DPF(model, sgd(model), sparsity=0.5).masks) == ["0.weight"]
+
+
+def test_weights_without_elements_are_left_out_and_refused_if_they_are_named():
+    with pytest.warns(UserWarning, match="zero-element"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 0), nn.Linear(0, 4), nn.Linear(4, 2))
+    pruner = regrow.DPF(model, sgd(model), sparsity=0.5)
+    assert (list(pruner.masks), pruner.sparsity, pruner.stats().layers) == (["0.weight"], 0.5, {"0.weight": 0.5})
+    pruner.detach()
+    with pytest.raises(ValueError, match=r"1\.weight has no elements, its shape is \(0, 4\)"):
+        regrow.DPF(model, sgd(model), sparsity=0.5, targets=["0", "1"])
+    with pytest.raises(ValueError, match="nothing to prune"):
+        regrow.DPF(model, sgd(model), sparsity=0.5, exclude="0")

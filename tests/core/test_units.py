@@ -5,6 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd.functional import jacobian
+from torch.func import functional_call
 
 import regrow
 from regrow.core.units import CRITERIA
@@ -128,3 +130,60 @@ def naive(criterion: str, weight: torch.Tensor, index: int) -> float:
         "rms": lambda: row.square().mean().sqrt(),
         "fpgm": lambda: sum((row - other).square().sum().sqrt() for other in rows),
     }[criterion]().item()
+
+
+GROUPED = [(4, 4, 4), (8, 8, 2), (6, 12, 3), (8, 4, 4)]  # inputs, outputs, groups; the first is depthwise
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "groups"), GROUPED)
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_each_group_of_a_transposed_convolution_has_filters_of_its_own(inputs, outputs, groups, dimensions):
+    torch.manual_seed(0)
+    layer = getattr(nn, f"ConvTranspose{dimensions}d")(inputs, outputs, 2, groups=groups, bias=False)
+    x, rest = torch.randn(2, inputs, *[3] * dimensions), (0, *range(2, 2 + dimensions))
+    weight = layer.weight.detach().clone()
+    # Which weights a filter consists of, from what they do: those on which its output channel depends.
+    used = jacobian(lambda w: functional_call(layer, {"weight": w}, x).sum(rest), weight).flatten(1) != 0
+    norms = torch.stack([weight.flatten()[row].norm() for row in used])
+    pruner = regrow.OneShot(layer, sgd(layer), sparsity=0.5, unit="filter", include_last=True)
+    dead = layer(x).abs().sum(rest) == 0
+    assert (pruner.sparsity, int(dead.sum())) == (0.5, outputs // 2)
+    assert norms[dead].max() < norms[~dead].min()
+
+
+def test_bias_and_batch_norm_of_grouped_filters_are_masked_with_them():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ConvTranspose2d(8, 8, 3, groups=4), nn.BatchNorm2d(8), nn.ReLU())
+    regrow.OneShot(model, sgd(model), sparsity=0.5, unit="filter", channels=True)
+    dead = model(torch.randn(2, 8, 4, 4)).abs().sum((0, 2, 3)) == 0
+    assert int(dead.sum()) == 4
+    assert all(torch.equal(parameter == 0, dead) for parameter in (model[0].bias, model[1].weight))
+    ranked = nn.Sequential(nn.ConvTranspose2d(8, 8, 3, groups=4), nn.BatchNorm2d(8))
+    with torch.no_grad():
+        ranked[1].weight.copy_(torch.tensor([1.0, 8, 2, 7, 3, 6, 4, 5]))
+    regrow.OneShot(ranked, sgd(ranked), sparsity=0.5, unit="filter", criterion="bn")
+    kept = ranked[0](torch.randn(2, 8, 4, 4)).var((0, 2, 3)) > 0
+    assert kept.tolist() == [False, True, False, True, False, True, False, True]
+
+
+def test_n_of_m_weights_lie_inside_a_group_of_a_transposed_convolution():
+    layer = nn.ConvTranspose2d(8, 8, 3, groups=4)  # each filter sees two inputs
+    with pytest.raises(ValueError, match="in multiples of 4, but weight has 2 in each group"):
+        regrow.OneShot(layer, sgd(layer), sparsity=0.5, unit="2:4", include_last=True)
+    layer = nn.ConvTranspose2d(8, 8, 3, groups=2)
+    pruner = regrow.OneShot(layer, sgd(layer), sparsity=0.5, unit="2:4", include_last=True)
+    assert bool((pruner.masks["weight"].view(2, 4, 4, 9).sum(1) == 2).all())
+
+
+def test_the_gradients_of_dead_grouped_filters_are_bounded_one_by_one():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ConvTranspose2d(4, 4, 3, groups=4, bias=False))
+    optimizer = sgd(model, lr=0.0, momentum=0.0, nesterov=False, weight_decay=0.0)
+    pruner = regrow.DPF(model, optimizer, sparsity=0.5, unit="filter", stabilize=True)
+    dead = ~pruner.masks["0.weight"].flatten(1).any(1)
+    size = torch.tensor([1.0, 2.0, 3.0, 4.0]) * torch.where(dead, 100, 1)
+    model[0].weight.grad = size.view(4, 1, 1, 1).expand(4, 1, 3, 3).clone()
+    optimizer.step()
+    found = model[0].weight.grad[:, 0, 0, 0]
+    assert torch.equal(found[~dead], size[~dead])
+    assert torch.allclose(found[dead], size[~dead].median())

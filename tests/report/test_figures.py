@@ -70,7 +70,7 @@ def test_every_figure_has_a_text_alternative(figures):
     assert list(figures) == [
         *("accuracy-sparsity", "accuracy-parameters", "accuracy-macs"),
         *("accuracy", "loss", "sparsity"),
-        *("delta", "flips", "iou", "last-change", "layers", "speed"),
+        *("delta", "flips", "iou", "update-iou", "last-change", "layers", "speed"),
     ]
     for figure in figures.values():
         assert figure.spec["description"] == figure.description
@@ -162,7 +162,7 @@ def test_a_run_gets_its_plots(runs, tmp_path):
     names = [path.name for path in plot_run(tmp_path / "run")]
     assert names == [
         *("accuracy.svg", "loss.svg", "sparsity.svg", "delta.svg", "flips.svg", "iou.svg"),
-        *("last-change.svg", "layers.svg"),
+        *("update-iou.svg", "last-change.svg", "layers.svg"),
     ]
     assert all((tmp_path / "run" / "plots" / name).stat().st_size > 3000 for name in names)
 

@@ -13,7 +13,7 @@ from regrow.runs.find import Run
 from regrow.runs.recipe import Recipe, UsageError
 from reproduce.experiments import all_experiments, find_experiment
 from reproduce.results import ResultStore
-from reproduce.scales import find_scale
+from reproduce.scales import TunedRate, find_scale
 from reproduce.tuning import to_tune
 from reproduce.views import accuracy
 
@@ -148,3 +148,36 @@ def test_a_run_without_fine_tuning_is_preferred_for_the_result_of_training(tmp_p
         path.write_text("".join(f"{json.dumps(row)}\n" for row in order))
         outcome = ResultStore.read([path]).outcome(Recipe.of(plain[0]["recipe"], "records"))
         assert outcome.final["top1"] == plain[0]["top1"]
+
+
+def test_one_shot_pruning_starts_from_the_dense_run():
+    scale = find_scale("digits").changed(rates={("small", "dense"): TunedRate(0.3)})
+
+    assert scale.recipe("small", "oneshot", 0.9).lr == 0.3
+    assert find_scale("digits").recipe("small", "oneshot", 0.9).lr == 0.1  # its own, where it was tuned
+
+
+def test_the_table_says_how_often_masks_were_updated():
+    scale = find_scale("cpu").changed(seeds=(0,))
+    cells = find_experiment("table1").cells(scale, ResultStore())
+    runs = [
+        Run(Path("f"), cell.recipes[0], {"top1": 60.0, "mask_updates": {"dpf": 3519, "dense": 0}[method]})
+        for cell in cells
+        if (method := cell.recipes[0].method) in ("dpf", "dense")
+    ]
+    view = find_experiment("table1").view(scale, ResultStore(runs))
+
+    assert "Mask updates in a training: 3,519 by DPF." in view.text
+    assert {row["mask_updates"] for row in view.rows if row["method"] == "DPF"} == {3519}
+
+
+def test_accuracy_is_drawn_against_the_time_of_training():
+    scale = find_scale("cpu").changed(seeds=(0,))
+    epochs = [
+        {"epoch": n, "phase": "train", "top1": 50.0 + n, "seconds": 1800.0, "images_per_second": 25.0} for n in (1, 2)
+    ]
+    cells = find_experiment("overhead").cells(scale, ResultStore())
+    runs = [Run(Path("f"), cell.recipes[0], {"top1": 52.0, "epochs": epochs}) for cell in cells]
+    figures = {figure.name: figure for figure in find_experiment("overhead").view(scale, ResultStore(runs)).figures}
+
+    assert figures["overhead-time"].description == "dense: 52.00 % after 1 hours; dpf: 52.00 % after 1 hours"

@@ -111,6 +111,15 @@ DYNAMICS = (
         of_masks=True,
     ),
     Curve(
+        "update-iou",
+        "Overlap of the masks before and after an update",
+        "IoU",
+        "Intersection over union of the weights kept before and after a mask update: the mean over each epoch.",
+        _recorded("refresh_iou"),
+        digits=4,
+        of_masks=True,
+    ),
+    Curve(
         "last-change",
         "Mask elements that still change",
         "change later, %",

@@ -1,0 +1,191 @@
+"""What an accelerator has to do for a step and for a mask update: launches, host syncs, bytes copied to the host.
+
+Nothing is timed: the path that every accelerator takes runs on CPU tensors, and a dispatch mode counts its operations.
+A launch is a dispatched operation that computes; a foreach operation counts once, views and allocations do not count.
+A sync is an operation whose result the host waits for: `item`, `nonzero`, boolean indexing, `bincount`, or a copy to
+the host.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import date
+from typing import Any
+from weakref import finalize
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import regrow
+from benchmarks.runner import RESULTS, machine, table
+from regrow.core.bits import device_path
+from regrow.models import build
+
+SYNCS = ("_local_scalar_dense", "nonzero", "bincount", "masked_select", "unique_dim", "_unique2", "equal")
+FREE = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh", "set_")
+
+
+@dataclass
+class Counts:
+    """What a device would have to do."""
+
+    launches: int = 0
+    syncs: int = 0
+    host_bytes: int = 0
+    transient_bytes: int = 0
+    """The most memory in use at one time beyond what was in use before."""
+
+    def recorded(self) -> dict[str, int]:
+        """Return the counts without the memory, which depends on when Python frees tensors."""
+        return {name: value for name, value in asdict(self).items() if name != "transient_bytes"}
+
+
+class Counting(TorchDispatchMode):
+    """Counts the operations on tensors that stand for those of an accelerator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts, self.names = Counts(), list[str]()
+        self._storages: set[int] = set()
+        self._used = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count an operation and run it."""
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        result = operation(*args, **(kwargs or {}))
+        name = operation.overloadpacket.__name__
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self._track(given, made)
+        if name not in FREE and not operation.is_view and (given or made):
+            self.counts.launches += 1
+            self.names.append(name)
+        if name in SYNCS or (name in ("index", "index_put_") and any(t.dtype is torch.bool for t in given[1:])):
+            self.counts.syncs += 1
+            self.counts.host_bytes += given[0].itemsize if name == "_local_scalar_dense" else 0
+        return result
+
+    def host_copy(self, tensor: Tensor) -> None:
+        """Count a copy to the host."""
+        self.counts.syncs += 1
+        self.counts.host_bytes += tensor.nbytes
+
+    def _track(self, given: list[Tensor], made: list[Tensor]) -> None:
+        old = {tensor.untyped_storage().data_ptr() for tensor in given}
+        for tensor in made:
+            storage = tensor.untyped_storage()
+            if (address := storage.data_ptr()) not in old and address not in self._storages and storage.nbytes():
+                self._storages.add(address)
+                self._used += storage.nbytes()
+                finalize(storage, self._free, address, storage.nbytes())
+        self.counts.transient_bytes = max(self.counts.transient_bytes, self._used)
+
+    def _free(self, address: int, size: int) -> None:
+        self._storages.discard(address)
+        self._used -= size
+
+
+@contextmanager
+def counted() -> Iterator[Counts]:
+    """Count what a device would have to do inside a `with` block.
+
+    `tolist()` and `numpy()` of a CPU tensor are no dispatched operations, so they are counted where they are called.
+    """
+    mode, to_list, to_numpy, to_cpu = Counting(), Tensor.tolist, Tensor.numpy, Tensor.cpu
+
+    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            mode.host_copy(tensor)
+            with torch.utils._python_dispatch._disable_current_modes():
+                return function(tensor, *args, **kwargs)
+
+        return call
+
+    Tensor.tolist, Tensor.numpy, Tensor.cpu = counting(to_list), counting(to_numpy), counting(to_cpu)  # type: ignore[method-assign]
+    try:
+        with mode:
+            yield mode.counts
+    finally:
+        Tensor.tolist, Tensor.numpy, Tensor.cpu = to_list, to_numpy, to_cpu  # type: ignore[method-assign]
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer whose fused step is one launch.
+
+    The weights are rounded and stay so: there are ties at every threshold, which is the case with the most launches.
+    """
+    for parameter in model.parameters():
+        parameter.data.copy_(parameter.data.bfloat16())
+        parameter.grad = torch.zeros_like(parameter)
+    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
+
+
+def count_step(model: nn.Module, method: str | None = None, **options: Any) -> Counts:
+    """Return the counts of one optimizer step with a pruner; without a method, those of a plain step."""
+    model = copy.deepcopy(model)  # a pruner leaves it pruned
+    optimizer = sgd(model)
+    with device_path():
+        pruner = None if method is None else getattr(regrow, method)(model, optimizer, **options)
+        optimizer.step()  # the momentum exists
+        with counted() as counts:
+            optimizer.step()
+        if pruner is not None:
+            pruner.detach()
+    return counts
+
+
+def added(counts: Counts, plain: Counts) -> Counts:
+    """Return what a pruner adds to a plain step."""
+    return Counts(
+        counts.launches - plain.launches,
+        counts.syncs - plain.syncs,
+        counts.host_bytes - plain.host_bytes,
+        max(counts.transient_bytes - plain.transient_bytes, 0),
+    )
+
+
+def measure(model: nn.Module, scope: str, *, method: str = "DPF", **options: Any) -> dict[str, Counts]:
+    """Return what a step without and with a mask update adds to a plain step."""
+    plain = count_step(model)
+    never = {"every": 10**9, "sparsity": 0.9, "scope": scope}
+    always = {"every": 1, "sparsity": 0.9, "scope": scope}
+    return {
+        "step": added(count_step(model, method, **{**options, **never}), plain),
+        "refresh": added(count_step(model, method, **{**options, **always}), plain),
+    }
+
+
+def main() -> None:
+    """Count for ResNet-50 and write `results/benchmarks/device.json`."""
+    model = build("resnet50", size=224)
+    weights = sum(p.nbytes for p in model.parameters() if p.ndim > 1)
+    found = {scope: measure(model, scope) for scope in ("global", "layer")}
+    rows = [
+        {"scope": scope, "measured": kind, **asdict(counts), "of the weights": counts.transient_bytes / weights}
+        for scope, kinds in found.items()
+        for kind, counts in kinds.items()
+    ]
+    print(table(rows))
+    result = {
+        "title": "Launches, host syncs and bytes copied to the host that DPF adds to an optimizer step",
+        "command": "python -m benchmarks.device",
+        "date": date.today().isoformat(),
+        "machine": machine(),
+        "resnet50": {
+            scope: {kind: counts.recorded() for kind, counts in kinds.items()} for scope, kinds in found.items()
+        },
+        "transient share of the weights": {
+            scope: round(kinds["refresh"].transient_bytes / weights, 3) for scope, kinds in found.items()
+        },
+    }
+    path = RESULTS / "device.json"
+    path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
