@@ -61,7 +61,7 @@ def test_torch_is_not_imported_before_it_is_needed(module):
 
 
 @pytest.mark.parametrize("use", ["compile", "shrink"])
-def test_a_shape_in_place_of_an_example_is_refused_with_what_would_be_right(use):
+def test_a_shape_in_place_of_an_example_is_refused_with_a_correct_call(use):
     with pytest.raises(TypeError, match=r"a tensor such as torch.randn\(1, 3, 32, 32\), got \(1, 1, 8, 8\)"):
         getattr(regrow, use)(models.build("small", classes=10, channels=1, size=8), (1, 1, 8, 8))
 

@@ -99,7 +99,7 @@ def test_groups_that_lose_least_are_converted_first():
         ),
     ],
 )
-def test_what_a_unit_cannot_do_is_said(options, message):
+def test_options_that_a_unit_does_not_support_are_errors(options, message):
     model = net()
     with pytest.raises(ValueError, match=message):
         regrow.DPF(model, sgd(model), **options)

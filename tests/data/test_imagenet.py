@@ -211,7 +211,7 @@ def test_an_image_that_cannot_be_decoded_is_named_even_by_a_worker(tmp_path, wor
     assert not active_children()
 
 
-def test_an_epoch_that_is_given_up_leaves_no_worker(folders):
+def test_an_abandoned_epoch_leaves_no_worker(folders):
     batches = Batches(load("imagenet", root=folders, limit=24, workers=2), 4).epoch(0)
     assert not active_children()
     next(batches)

@@ -163,7 +163,7 @@ def test_ready_compressors_have_names(name, compressor):
     assert regrow.Feedback(model, TRAINING.optimizer(model), compressor=name).compressor == compressor
 
 
-def test_what_cannot_work_is_said():
+def test_unsupported_arguments_raise_errors():
     model = TRAINING.model()
     optimizer = TRAINING.optimizer(model)
     with pytest.raises(ValueError, match=r"must return a tensor of shape \(4, 2, 3, 3\), got \(\)"):

@@ -206,7 +206,7 @@ def test_labels_do_not_overlap_and_stay_in_the_order_of_their_lines():
     assert places[4] == 1.0
 
 
-def test_values_outside_the_axis_are_marked_and_said(task, monkeypatch):
+def test_values_outside_the_axis_are_marked_and_described(task, monkeypatch):
     entries = [entry for entry in task.entries if entry.group.level is None]
     assert "Triangles" not in curve_figure(TRAINING[0], entries, task.series, None).caption
     monkeypatch.setattr(curves, "limits", lambda values: (max(values) - 1, max(values)))

@@ -56,7 +56,7 @@ def test_a_second_time_nothing_is_trained(out):
     assert finished(out) == before
 
 
-def test_what_is_missing_is_run_and_nothing_else(out):
+def test_only_missing_runs_are_trained(out):
     [run] = (out / "smoke" / "runs").glob("*-sfp40-*")
     before = finished(out)
     (run / "result.json").unlink()
