@@ -38,8 +38,8 @@ _STEPS = 100  # per epoch, to average over the ramp
 
 _MARK = " ‡"
 _OTHER_MASK = (
-    "\n\n‡ Not the mask of the run of DPF beside it: that run was made again since, and found another one. Do not "
-    "compare the two."
+    "\n\n‡ This mask is not that of the DPF run in the same row: the run was repeated later and found another mask. "
+    "Do not compare the two."
 )
 
 Kind = Literal["own weights", "fresh weights"]

@@ -231,7 +231,7 @@ def _picture_view(scale: Scale, store: ResultStore) -> View:
 
 
 TITLES = {
-    "theorems": "Theorems 4.1 and 4.2: measured beside what they promise",
+    "theorems": "Theorems 4.1 and 4.2: measurements and bounds",
     "picture": "The 2-D picture: one weight of two may stay",
 }
 
