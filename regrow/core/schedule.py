@@ -74,6 +74,10 @@ class Cubic:
         return self.final + (self.initial - self.final) * (1 - elapsed / (self.end - self.start)) ** 3
 
 
+SCHEDULES: dict[str, Callable[..., Schedule]] = {"constant": Constant, "cubic": Cubic}
+"""Schedules by name."""
+
+
 @dataclass(frozen=True)
 class PerPattern:
     """A schedule for each pattern of names.
