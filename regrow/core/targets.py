@@ -146,6 +146,16 @@ def find_targets(
     return targets
 
 
+def check_not_replaced(model: nn.Module, targets: Iterable[Target], method: str) -> None:
+    """Raise if the model holds other parameters than those that are pruned."""
+    held = named_parameters(model)
+    if replaced := [target.name for target in targets if held.get(target.name) is not target.param]:
+        raise RuntimeError(
+            f"{replaced[0]} of the model is not the parameter that this {method} prunes: a layer was "
+            "replaced, or load_state_dict(assign=True) was called. Attach a new pruner to a new optimizer."
+        )
+
+
 def spared_layer(model: nn.Module) -> str | None:
     """Return the name of the last linear layer, which is not among the default targets; None if there is none."""
     linears = [name for name, module in unwrap(model).named_modules() if isinstance(module, nn.Linear)]
