@@ -12,6 +12,7 @@ from regrow.core.modules import unwrap
 from regrow.core.pruner import Pruner
 from regrow.files.model_file import FormatError
 from regrow.files.packed import Dtype, load, save
+from regrow.text import install_hint
 from regrow.train.events import TrackerRun
 from regrow.train.hosts import attach
 
@@ -27,7 +28,7 @@ try:
         TrainingArguments,
     )
 except ImportError as error:
-    raise ImportError('regrow.hf needs transformers and accelerate: pip install "regrow[hosts]"') from error
+    raise ImportError(f"regrow.hf needs transformers and accelerate: {install_hint('hosts')}") from error
 
 PACKED = "model.regrow"
 """File name of the weights in a folder of `save_pretrained`."""

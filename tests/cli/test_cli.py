@@ -335,7 +335,7 @@ def test_the_demo_says_what_its_figures_need(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "draw", draw)
     code, said, _ = call(capsys, "demo", "--out", tmp_path / "[demo]")
     assert code == 0
-    assert 'needs altair: pip install "regrow[report]"\n' in said
+    assert 'needs altair: pip install "regrow[report]" (in a clone' in said
     assert f"regrow inspect {tmp_path / '[demo]' / 'DPF'}" in said
 
 
