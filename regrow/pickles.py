@@ -28,9 +28,7 @@ class CarefulUnpickler(pickle._Unpickler):
     """
 
     dispatch: ClassVar[dict[int, Any]] = {
-        code: read
-        for code, read in pickle._Unpickler.dispatch.items()  # type: ignore[attr-defined]
-        if code in _CODES
+        code: read for code, read in pickle._Unpickler.dispatch.items() if code in _CODES
     }
     stack: list[Any]
 

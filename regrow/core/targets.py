@@ -63,7 +63,8 @@ class Target:
         """Return a tensor like `local` as a matrix with one row per filter."""
         if self.groups == 1:
             return tensor.movedim(self.out_dim, 0).flatten(1)
-        return tensor.unflatten(0, (self.groups, -1)).movedim(2, 1).flatten(0, 1).flatten(1)
+        rows: Tensor = tensor.unflatten(0, (self.groups, -1)).movedim(2, 1).flatten(0, 1).flatten(1)
+        return rows
 
     def spread(self, values: Tensor) -> Tensor:
         """Return one value per filter in the shape of `local`."""
