@@ -36,7 +36,7 @@ def to_bytes(state: Mapping[str, Any]) -> bytes:
 def from_bytes(content: bytes) -> dict[str, Any]:
     """Return the state that `to_bytes` was given; anything else raises a `FormatError` that says why."""
     if _header_size(content) > _LARGEST_HEADER:
-        raise FormatError("it is not a state of this version of regrow")
+        raise FormatError("it is not a checkpoint of this version of regrow")
     start = content.find(_FIELD, 0, _LARGEST_HEADER) + len(_FIELD)
     if content[start : start + _DIGEST] != _digest(content, start):
         raise FormatError("its checksum is missing or wrong")
