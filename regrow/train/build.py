@@ -24,8 +24,9 @@ from regrow.core.state import Masks
 from regrow.core.targets import find_targets
 from regrow.data import Batches, ImageSet
 from regrow.data.registry import DatasetInfo
-from regrow.files.model_file import difference
+from regrow.files.model_file import FormatError, difference
 from regrow.files.packed import load
+from regrow.files.torch_file import load_torch_file
 from regrow.methods.registry import find_method, method_options
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.text import did_you_mean
@@ -374,10 +375,9 @@ def _weights_in(source: str, field: str) -> dict[str, Tensor]:
 def _saved_by_torch(path: Path, field: str) -> dict[str, Tensor]:
     """Read a state dict written by torch.save, alone or under `state_dict` or `model`."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a crafted file may raise anything
-        reason = str(error).partition("\n")[0]
-        raise RecipeError(f"{field}: {path} cannot be read as a state dict without running code: {reason}") from None
+        found = load_torch_file(path)
+    except FormatError as error:
+        raise RecipeError(f"{field}: {error}") from None
     inner = [found[name] for name in ("state_dict", "model") if isinstance(found, dict) and name in found]
     state = inner[0] if inner and isinstance(inner[0], dict) else found
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
