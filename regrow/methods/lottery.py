@@ -27,7 +27,7 @@ from regrow.core.hooks import StepHooks
 from regrow.core.options import MethodInfo
 from regrow.core.schedule import Schedule, check_sparsity
 from regrow.core.state import Masks
-from regrow.core.targets import TargetSpec, find_targets
+from regrow.core.targets import Names, TargetSpec, find_targets
 from regrow.core.weights import Memory
 from regrow.files.model_file import FormatError
 from regrow.files.state_file import from_bytes, to_bytes
@@ -87,6 +87,7 @@ class LotteryTicket:
         drop_fraction: float = 0.2,
         scope: Scope = "global",
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
         folder: str | Path | None = None,
     ) -> None:
@@ -94,7 +95,8 @@ class LotteryTicket:
         check_fraction("drop_fraction", drop_fraction, inside=True)
         check_steps("rewind", rewind, least=0)
         self.model, self.rewind, self.budget = model, rewind, Budget(scope)
-        self.targets = {t.name: t.param for t in find_targets(model, targets, include_last=include_last)}
+        found = find_targets(model, targets, include_last=include_last, exclude=exclude)
+        self.targets = {target.name: target.param for target in found}
         if sharded := [name for name, parameter in self.targets.items() if is_sharded(parameter)]:
             raise TypeError(f"{sharded[0]} is sharded: a lottery ticket is drawn from whole weights, use DDP instead")
         self.sparsities = level_sparsities(sparsity, drop_fraction)

@@ -130,6 +130,35 @@ def locked(folder: Path) -> Iterator[None]:
         file.truncate(0)
 
 
+@contextlib.contextmanager
+def made(folder: Path) -> Iterator[bool]:
+    """Make `folder` and say whether it is new; after an error, new folders are removed again if they are empty."""
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    try:
+        yield bool(new)
+    except BaseException:
+        with contextlib.suppress(OSError):  # it has files
+            for each in new:
+                each.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def entered(folder: Path) -> Iterator[None]:
+    """Make `folder` and lock it; after an error nothing is left of it if nothing but the lock was written."""
+    with made(folder) as new, locked(folder):
+        try:
+            yield
+        except BaseException:
+            if new and [entry.name for entry in folder.iterdir()] == ["lock"]:
+                (folder / "lock").unlink()
+            raise
+
+
 def read_recipe(folder: Path | str) -> Recipe:
     """Return the recipe of the run in `folder`."""
     path = Path(folder) / "recipe.toml"

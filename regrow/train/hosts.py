@@ -23,7 +23,8 @@ def attach(
     """Attach `method` to a training of `total_steps` optimizer steps.
 
     A number as sparsity becomes a cubic ramp over the first 75 % of the steps, if the method can ramp. The masks are
-    updated as often as suits the length (`every="auto"`), unless `options` says otherwise.
+    updated as often as suits the length (`every="auto"`), unless `options` says otherwise. A schedule that cannot reach
+    its final sparsity in that time is an error: a Trainer may stop earlier, but not later.
     """
     cls = find_method(method) if isinstance(method, str) else method
     known = method_options(cls)
@@ -35,4 +36,8 @@ def attach(
         given.setdefault("total_steps", total_steps)
     if "every" in known:
         given.setdefault("every", "auto")
-    return cls(model, optimizer, **given)
+    pruner = cls(model, optimizer, **given)
+    if problem := "" if "total_steps" in given else pruner.shortfall(total_steps):
+        pruner.detach(dense=True)
+        raise ValueError(problem)
+    return pruner
