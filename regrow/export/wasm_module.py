@@ -26,10 +26,10 @@ from regrow.engine.plan.split import in_bands
 from regrow.engine.plan.weights import BITS, Format
 from regrow.engine.runtime.model import TorchRunner
 from regrow.export.c_source import rounded_graph
-from regrow.export.html_page import html_page, script_data
 from regrow.export.wasm_plan import LANES, module_data
 from regrow.export.wasm_template import fill, read_template
 from regrow.system import write_atomically
+from regrow.text import html_page, script_data
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.core.bits import uniform
 from regrow.core.budget import Scope, keep_largest
 from regrow.core.distributed import local_part
 from regrow.core.options import EPOCH, check_constant, required_total
 from regrow.core.pruner import Pruner
-from regrow.core.random import uniform
 from regrow.core.schedule import Level, Sparsity
 from regrow.core.select import NotANumberError
 from regrow.core.targets import Names, TargetSpec

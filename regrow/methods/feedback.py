@@ -1,8 +1,8 @@
 """Error feedback for any compressor, not only masks (Section 4 covers them all).
 
-The gradient is evaluated at ŵ = C(w) and applied to w: with `Sign` this is BinaryConnect (Courbariaux et al. 2015)
-without its clipping of w, with `Uniform` quantization-aware training with a straight-through gradient, with a mask of
-the largest weights DPF.
+The gradient is evaluated at ŵ = C(w) and applied to w. With `Sign` this is BinaryConnect (Courbariaux et al. 2015)
+without clipping of w; with `Uniform` it is quantization-aware training with a straight-through gradient; with a mask of
+the largest weights it is DPF.
 """
 
 from __future__ import annotations

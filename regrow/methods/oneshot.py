@@ -1,8 +1,8 @@
-"""One-shot pruning (Han et al. 2015): train dense, prune once by magnitude, fine-tune what is left.
+"""One-shot pruning (Han et al. 2015): train dense, prune once by magnitude, fine-tune the rest.
 
-Defaults are those of the comparison: one global threshold, last linear layer dense, 60 epochs of fine-tuning with the
-mask fixed (the training loop decides how long). Different from the authors' code: they choose a threshold per layer
-(a multiple of its standard deviation) and prune in several rounds.
+Defaults are those of the comparison in the DPF paper: one global threshold, last linear layer dense. There, 60 epochs
+of fine-tuning with the mask fixed follow; here the training loop decides how many. Different from the authors' code:
+they choose a threshold per layer (a multiple of its standard deviation) and prune in several rounds.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Soft filter pruning (He et al. 2018): the weakest filters of every layer are zeroed each epoch, free to grow back.
+"""Soft filter pruning (He et al. 2018): every epoch the smallest filters of each layer are set to zero, and may regrow.
 
 Defaults are the authors': before training and after every epoch (`every=len(loader)`) the floor(C·s) filters of least
 l2 norm of each layer are set to zero; gradients and momentum are left alone. A number for `sparsity` is the constant
-ratio of the authors (whose `rate` is what is kept), a `Cubic` ramp that of the paper's comparison. The model is sparse
-when an update was just made, as at the end of an epoch, and that is when its accuracy counts. Different from the
-authors' code: shortcuts are pruned like every other convolution unless `targets` leaves them out.
+ratio of the authors (their `rate` is the fraction that is kept); a `Cubic` ramp is that of the comparison in the DPF
+paper. The model is sparse only directly after an update, so evaluate it then, at the end of an epoch. Different from
+the authors' code: shortcuts are pruned like every other convolution unless `targets` leaves them out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from regrow.core.weights import Memory
 
 
 class SFP(Pruner):
-    """Zeroes the weakest filters of `model` every `every` steps; `len(loader)` is once per epoch, as its authors do."""
+    """Sets the smallest filters of `model` to zero every `every` steps; `len(loader)` is once per epoch."""
 
     info = MethodInfo(
         paper="He et al. 2018",

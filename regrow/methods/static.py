@@ -1,9 +1,8 @@
-"""Static random sparsity: a mask that is drawn before training and never changes, the baseline of sparse training.
+"""Static random sparsity: a random mask that never changes, the baseline of sparse training.
 
 Densities are Erdos-Renyi-kernel by default, as in the study of random pruning by Liu et al. 2022. For the same targets,
-`scope` and `seed` the masks are those with which RigL, SET and the other drop-and-grow methods start: what moving the
-connections is worth is the difference between the two runs. Counts are exact, where a Bernoulli mask meets them on
-average.
+`scope` and `seed`, RigL, SET and the other drop-and-grow methods start from the same masks, so comparing the runs shows
+the effect of moving connections. Counts are exact; those of a Bernoulli mask are exact only on average.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.core.bits import uniform
 from regrow.core.budget import Scope
 from regrow.core.options import MethodInfo, check_constant
 from regrow.core.pruner import Pruner
-from regrow.core.random import uniform
 from regrow.core.schedule import Level
 from regrow.core.targets import Names, TargetSpec
 
@@ -63,7 +62,7 @@ class Static(Pruner):
         return t == 0
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
-        """Keep the weights that draw the largest numbers."""
+        """Keep the weights with the largest random numbers."""
         draws = {
             name: uniform(self.weights[name], seed=self.seed, layer=f"{name} place", step=0, offset=target.offset)
             for name, target in self.targets.items()

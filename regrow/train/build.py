@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from regrow import data, models
 from regrow.core.modules import named_parameters
 from regrow.core.options import EPOCH
 from regrow.core.pruner import Pruner
-from regrow.core.schedule import SCHEDULES, Level, Sparsity, ramped, scaled_period
+from regrow.core.schedule import SCHEDULES, Sparsity, ramped, scaled_period
 from regrow.core.state import Masks
 from regrow.core.targets import find_targets
 from regrow.data import Batches, ImageSet
@@ -28,7 +28,7 @@ from regrow.data.registry import DatasetInfo
 from regrow.files.model_file import FormatError, difference
 from regrow.files.packed import load
 from regrow.files.torch_file import load_torch_file
-from regrow.methods.registry import find_method, method_options
+from regrow.methods.registry import find_method, method_options, ramps
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.text import did_you_mean
 from regrow.train.distributed import Ranks
@@ -286,12 +286,6 @@ def make_schedule(recipe: Recipe, steps: int) -> Sparsity:
         return recipe.level
     make = partial(SCHEDULES[recipe.schedule], end=end, every=steps if recipe.ramp_by == "epoch" else 1)
     return ramped(recipe.level, make)
-
-
-def ramps(method: type[Pruner]) -> bool:
-    """Return whether the method's sparsity may change over time."""
-    hints = [get_type_hints(vars(cls)["__init__"]) for cls in method.__mro__[:-1] if "__init__" in vars(cls)]
-    return next((hint["sparsity"] for hint in hints if "sparsity" in hint), None) not in (float, Level)
 
 
 def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def text_of(page: str) -> str:
     return (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
-def test_the_theorems_page_rounds_what_was_measured():
+def test_the_theorems_page_shows_rounded_measurements():
     lines = (RESULTS / "theory" / "theorems.jsonl").read_text().splitlines()
     records = [record for record in map(json.loads, lines) if record["steps"] == 1000]
     table = text_of("theory.md").split("At T = 1000:")[1].splitlines()
@@ -67,7 +67,7 @@ def test_every_file_of_results_is_described():
     assert [name for name in files if f"`{name}`" not in described] == []
 
 
-def test_the_table_of_accuracies_says_who_keeps_more():
+def test_the_table_of_accuracies_shows_which_methods_keep_more_parameters():
     rows = [
         {"method": method, "sparsity": 0.9, "parameters_left": left}
         for method, left in {"Dense": 1.0, "DPF": 0.115, "SNIP": 0.115, "DSR": 0.15}.items()

@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 import pytest
 
 from regrow import export
-from regrow.export.formats import FORMATS
+from regrow.export import FORMATS
 
 
 @pytest.mark.parametrize("name", FORMATS)

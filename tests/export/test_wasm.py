@@ -78,7 +78,7 @@ NETWORKS = {
 @NEEDS_NODE
 @pytest.mark.parametrize("weights", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_module_computes_what_the_model_computes(name: str, weights: Format, tmp_path: Path) -> None:
+def test_the_module_computes_the_same_as_the_model(name: str, weights: Format, tmp_path: Path) -> None:
     make, shape = NETWORKS[name]
     torch.manual_seed(0)
     model = make().eval()

@@ -1,4 +1,4 @@
-"""A run whose weights are sharded over processes: checkpoints that any number of processes can go on from."""
+"""A run whose weights are sharded over processes: any number of processes can resume from a checkpoint."""
 
 import os
 import random
