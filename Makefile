@@ -3,7 +3,10 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Every install names torch by its exact version, so that no other package can pull a different build.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt "$(TORCH)"
+# Another TORCH is installed over the one that is there.
+BUILD := $(subst =,,$(TORCH))
 
 .PHONY: help install lint types layers test check demo template reproduce docs clean
 .DEFAULT_GOAL := help
@@ -11,19 +14,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# What the demo needs. torch comes first and by its exact version, so that no other package can pull a different build.
-$(VENV)/.demo: pyproject.toml constraints.txt
+# What the demo needs.
+$(VENV)/.demo-$(BUILD): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt "$(TORCH)" numpy
-	$(PIP) install -c constraints.txt -e ".[cli,report]"
+	@rm -f $(VENV)/.demo-* $(VENV)/.installed-*
+	$(INSTALL) -e ".[cli,report]"
 	@touch $@
 
 # The rest: tools for tests and documentation.
-$(VENV)/.installed: $(VENV)/.demo
-	$(PIP) install -c constraints.txt -e ".[all,dev,docs]"
+$(VENV)/.installed-$(BUILD): $(VENV)/.demo-$(BUILD)
+	$(INSTALL) -e ".[all,dev,docs]"
 	@touch $@
 
-install: $(VENV)/.installed  ## make the environment (.venv) with everything in it
+install: $(VENV)/.installed-$(BUILD)  ## make the environment (.venv) with everything in it
 
 lint: install  ## style and spelling
 	$(BIN)/ruff check .
@@ -39,12 +42,12 @@ layers: install  ## imports point one way
 test: lint types layers  ## what CI runs: lint, types, layers and the tests
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-demo: $(VENV)/.demo  ## train on digits dense, pruned afterwards and with DPF, and compare (a minute, no download)
+demo: $(VENV)/.demo-$(BUILD)  ## train on digits dense, pruned afterwards and with DPF, and compare (a minute, no download)
 	$(BIN)/regrow demo
 	@echo "Draw a digit yourself: open docs/_static/draw.html in a browser. A sparse network reads it while you draw."
 
 template: install  ## build the WebAssembly template of `regrow export --to wasm` from the engine's kernels
-	$(PIP) install "ziglang==$$($(BIN)/python -c 'from regrow.export.wasm_template import ZIG; print(ZIG)')"
+	$(INSTALL) -e ".[compiler]"
 	$(BIN)/python -m regrow.export.wasm_template
 
 reproduce: install  ## list the experiments of the paper; run one with `python -m reproduce ITEM`
@@ -54,7 +57,7 @@ docs: install  ## build the documentation into docs/_build/html, warnings as err
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 check: test  ## `test` and everything slow, with the frameworks that the examples are for
-	$(PIP) install -c constraints.txt -e ".[hosts,notebook]"
+	$(INSTALL) -e ".[hosts,notebook,compiler]"
 	$(BIN)/python -m pytest -n 2 -m slow
 
 clean:  ## remove what was built, not what was measured

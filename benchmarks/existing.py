@@ -66,6 +66,7 @@ def main() -> None:
         init, _ = train(dense(seed=seed))
         for way, rate in best.items():
             train(ways(init, rate, seed=seed)[way])
+    for seed in range(options.seeds):
         train(load_recipe("cifar-small").changed(every="auto", settle=0.1, seed=seed))  # as long as the dense training
 
 

@@ -21,6 +21,7 @@ import resource
 import struct
 import time
 import traceback
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -42,6 +43,8 @@ from regrow.data.mnist import read_idx
 from regrow.data.parquet import load as load_parquet
 from regrow.data.registry import DatasetInfo
 from regrow.files.model_file import load_model, save_model
+from regrow.files.state_file import sealed
+from regrow.files.torch_file import load_torch_file
 from regrow.runs.folder import CHECKPOINT, RunFolderError, read_metrics
 from regrow.runs.recipe import Recipe, RecipeError, recipe_names
 from regrow.sweep import read_sweep
@@ -98,7 +101,7 @@ def forged_header(good: bytes, other: bytes, chance: random.Random) -> bytes:
 
 def forged_checkpoint(good: bytes, other: bytes, chance: random.Random) -> bytes:
     """A checkpoint whose content was changed below a right checksum."""
-    return resealed(chance.choice((forged_header, forged_state, damaged))(good, other, chance))
+    return sealed(chance.choice((forged_header, forged_state, damaged))(good, other, chance))
 
 
 def forged_state(good: bytes, other: bytes, chance: random.Random) -> bytes:
@@ -110,15 +113,23 @@ def forged_state(good: bytes, other: bytes, chance: random.Random) -> bytes:
     return struct.pack("<Q", len(text)) + text + good[8 + length :]
 
 
-def resealed(content: bytes) -> bytes:
-    start = content.find(checkpoint._FIELD) + len(checkpoint._FIELD)
-    return content[:start] + checkpoint._digest(content, start) + content[start + checkpoint._DIGEST :]
-
-
 def forged_packed(good: bytes, other: bytes, chance: random.Random) -> bytes:
     """The forgeries of `benchmarks.fuzz_pack`, under a right checksum."""
     mutation = chance.choice(fuzz_pack.FORGERIES)
     return mutation(fuzz_pack.original(good, {}), fuzz_pack.original(other, {}), chance)
+
+
+def forged_pickle(good: bytes, other: bytes, chance: random.Random) -> bytes:
+    """A whole zip archive of torch.save with a damaged pickle or storage, maybe compressed."""
+    with zipfile.ZipFile(io.BytesIO(good)) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    name = chance.choice([name for name in entries if "/data" in name])
+    entries[name] = damaged(entries[name], other, chance)
+    stream, packing = io.BytesIO(), chance.choice((zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    with zipfile.ZipFile(stream, "w", packing) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
 
 
 def forged_gzip(good: bytes, other: bytes, chance: random.Random) -> bytes:
@@ -132,6 +143,7 @@ def readers() -> list[Reader]:
     tables = {
         "packed": (files.load, "a.regrow", FormatError, packed_files, (damaged, forged_header, forged_packed)),
         "safetensors": (load_model, "a.safetensors", FormatError, plain_files, (damaged, forged_header)),
+        "torch file": (load_torch_file, "a.pt", FormatError, torch_files, (damaged, forged_pickle)),
         "checkpoint": (checkpoint.load, CHECKPOINT, RunFolderError, checkpoints, (damaged, forged_checkpoint)),
         "recipe": (Recipe.read, "recipe.toml", RecipeError, recipes, (damaged, reworded)),
         "sweep": (read_sweep, "sweep.toml", RecipeError, sweeps, (damaged, reworded)),
@@ -192,6 +204,15 @@ def plain_files(folder: Path) -> list[bytes]:
     for source in (models.build("small", width=2), {"w": torch.ones(3, 4), "b": torch.zeros(4, dtype=torch.int64)}):
         save_model(source, path)
         found.append(path.read_bytes())
+    return found
+
+
+def torch_files(folder: Path) -> list[bytes]:
+    model, found = models.build("small", width=2), []
+    for state in (model.state_dict(), {"model": dict(model.named_parameters()), "epoch": 3, "best": (0.5, None)}):
+        stream = io.BytesIO()
+        torch.save(state, stream)
+        found.append(stream.getvalue())
     return found
 
 

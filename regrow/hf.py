@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regrow.core.modules import unwrap
 from regrow.core.pruner import Pruner
 from regrow.files.model_file import FormatError
 from regrow.files.packed import Dtype, load, save
+from regrow.files.state_file import from_bytes, to_bytes
 from regrow.methods.registry import attach
+from regrow.system import write_atomically
+from regrow.text import install_hint
 from regrow.train.events import TrackerRun
 
 try:
@@ -27,7 +29,7 @@ try:
         TrainingArguments,
     )
 except ImportError as error:
-    raise ImportError('regrow.hf needs transformers and accelerate: pip install "regrow[hosts]"') from error
+    raise ImportError(f"regrow.hf needs transformers and accelerate: {install_hint('hosts')}") from error
 
 PACKED = "model.regrow"
 """File name of the weights in a folder of `save_pretrained`."""
@@ -81,7 +83,7 @@ class PrunerCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Save the pruner beside model and optimizer."""
         if state.is_world_process_zero and self.pruner is not None:
-            torch.save(self.pruner.state_dict(), self._path(args, state))
+            write_atomically(self._path(args, state), to_bytes(self.pruner.state_dict()))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **events: Any) -> None:
         """Add to what the Trainer logs, and to its history."""
@@ -100,12 +102,14 @@ class PrunerCallback(TrainerCallback):
             raise FileNotFoundError(
                 f"{path} is missing: resume from a checkpoint in output_dir that was saved with the pruner's callback"
             )
-        saved: dict[str, Any] = torch.load(path, weights_only=True)
-        return saved
+        try:
+            return from_bytes(path.read_bytes())
+        except FormatError as error:
+            raise FormatError(f"{path} is damaged ({error}): resume from another checkpoint") from error
 
     @staticmethod
     def _path(args: TrainingArguments, state: TrainerState) -> Path:
-        return Path(args.output_dir, f"checkpoint-{state.global_step}", "pruner.pt")
+        return Path(args.output_dir, f"checkpoint-{state.global_step}", "pruner.safetensors")
 
 
 def save_pretrained(model: PreTrainedModel, folder: str | Path, *, dtype: Dtype = "fp32") -> None:

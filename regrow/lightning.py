@@ -7,12 +7,13 @@ from typing import Any
 
 from regrow.core.pruner import Pruner
 from regrow.methods.registry import attach
+from regrow.text import install_hint
 from regrow.train.events import TrackerRun
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
-    raise ImportError('regrow.lightning needs Lightning: pip install "regrow[hosts]"') from error
+    raise ImportError(f"regrow.lightning needs Lightning: {install_hint('hosts')}") from error
 
 
 class PrunerCallback(Callback):

@@ -1,14 +1,19 @@
-"""The machine: CPU count, atomic writes, the cache folder, versions of the software. Imports without torch."""
+"""The machine: CPU count, locks, atomic writes, the cache folder, versions of the software. Imports without torch.
+
+Differences between Linux, macOS and Windows are handled here, so that other modules need not know them.
+"""
 
 from __future__ import annotations
 
+import _thread
 import contextlib
-import fcntl
 import glob
 import hashlib
+import mmap
 import os
 import platform
 import secrets
+import signal
 import stat
 import subprocess
 import sys
@@ -22,6 +27,23 @@ from typing import Any
 from regrow import __version__
 from regrow.checks import warn
 
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+STOP_SIGNALS = tuple(
+    signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)
+)
+"""Signals that ask a process to stop: Ctrl-C, a request to end, and a closed terminal (SIGBREAK on Windows)."""
+
+# The kernels' thread library numbers the clocks of Windows like Linux.
+MONOTONIC_CLOCK = 1 if sys.platform == "win32" else time.CLOCK_MONOTONIC
+"""Number of the clock that measures kernels."""
+
+LIBRARY_SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
+"""End of the names of shared libraries."""
+
 _PACKAGES = (
     *("torch", "numpy", "tyro", "rich", "safetensors", "pyarrow", "pillow", "altair", "tensorboard"),
     *("onnx", "onnxruntime", "openvino"),
@@ -34,10 +56,32 @@ _LARGEST_CACHED = 1 << 28
 # Seconds after which a partial file that nobody has locked was left by a killed process.
 _NEWLY_CREATED = 2.0
 
+# The byte that is locked on Windows, where nobody else can read or write a locked byte: behind all content.
+_LOCKED_BYTE = 1 << 30
+
+# Windows refuses to replace a file while another process reads it, which takes a moment.
+_REPLACE_TRIES, _REPLACE_PAUSE = 20, 0.05
+
 
 def cores() -> int:
     """Return how many CPUs this process may use; in a container, this can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def stop_this_process() -> None:
+    """Let the main thread handle a SIGTERM. On Windows, `os.kill` would end the process at once."""
+    if sys.platform == "win32":
+        _thread.interrupt_main(signal.SIGTERM)
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def zeroed_memory(size: int) -> mmap.mmap:
+    """Return zeroed memory of this process."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, size)
+    # A forked process must not compute in its parent's memory, and shared memory rarely has huge pages.
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def write_atomically(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
@@ -51,11 +95,15 @@ def write_atomically(path: str | Path, data: bytes, *, mode: int = 0o666) -> Non
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            _lock(file.fileno())
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                lock(file.fileno())
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            partial.replace(path)
+            if sys.platform != "win32":
+                partial.replace(path)
+        if sys.platform == "win32":
+            _replace_closed(partial, path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error  # the user does not know the partial file
     finally:
@@ -67,27 +115,50 @@ def _remove_abandoned(path: Path) -> None:
     """Remove the partial files of killed writers of `path`; those of living writers are locked."""
     for abandoned in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}"):
         with contextlib.suppress(OSError):
-            handle = os.open(abandoned, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+            handle = os.open(abandoned, os.O_RDONLY | no_surprises())
             try:
                 # A writer locks its file right after it has created it.
-                if time.time() - os.fstat(handle).st_mtime > _NEWLY_CREATED and _lock(handle):
+                removable = time.time() - os.fstat(handle).st_mtime > _NEWLY_CREATED and lock(handle)
+                if removable and sys.platform != "win32":
                     abandoned.unlink()
             finally:
                 os.close(handle)
+            if removable and sys.platform == "win32":
+                abandoned.unlink()  # Windows does not remove an open file
 
 
-def _lock(handle: int) -> bool:
+def _replace_closed(partial: Path, path: Path) -> None:
+    """Replace a file on Windows, which refuses that while `partial` is open or a process reads `path`."""
+    for _ in range(_REPLACE_TRIES):
+        try:
+            partial.replace(path)
+        except PermissionError:
+            time.sleep(_REPLACE_PAUSE)
+        else:
+            return
+    partial.replace(path)
+
+
+def lock(handle: int) -> bool:
     """Lock an open file until it is closed; return False if another process has locked it."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        if sys.platform == "win32":
+            position = os.lseek(handle, 0, os.SEEK_CUR)
+            os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
+            try:
+                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+            finally:
+                os.lseek(handle, position, os.SEEK_SET)
+        else:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         return False
     return True
 
 
 def _sync_directory(folder: Path) -> None:
-    """Make a rename in `folder` survive a power failure, on systems that can open folders."""
-    if not hasattr(os, "O_DIRECTORY"):
+    """Make a rename in `folder` survive a power failure; Windows cannot open folders."""
+    if sys.platform == "win32":
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -120,8 +191,14 @@ def kernel_folder() -> Path:
 
 
 @contextmanager
-def trusted_folder(folder: Path) -> Iterator[int | None]:
-    """Open a folder; None if it is missing, or if anybody but this user and root can change what is in it."""
+def trusted_folder(folder: Path) -> Iterator[int | Path | None]:
+    """Open a folder; None if it is missing, or if anybody but this user and root can change what is in it.
+
+    On Windows, which has neither open folders nor these permissions, it is the path of the folder.
+    """
+    if sys.platform == "win32":
+        yield folder if folder.is_dir() else None
+        return
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -133,10 +210,13 @@ def trusted_folder(folder: Path) -> Iterator[int | None]:
         os.close(handle)
 
 
-def read_trusted(folder: int, name: str) -> bytes | None:
+def read_trusted(folder: int | Path, name: str) -> bytes | None:
     """Read a file of a `trusted_folder`; None if it is missing, or if anybody but this user and root can change it."""
     try:
-        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        if isinstance(folder, Path):
+            handle = os.open(folder / name, os.O_RDONLY)
+        else:
+            handle = os.open(name, os.O_RDONLY | no_surprises(), dir_fd=folder)
     except OSError:
         return None
     with os.fdopen(handle, "rb") as file:
@@ -145,8 +225,22 @@ def read_trusted(folder: int, name: str) -> bytes | None:
         return file.read(_LARGEST_CACHED) if suitable else None
 
 
+def no_surprises() -> int:
+    """Return the flags of `os.open` that refuse symbolic links and do not wait for FIFOs; Windows has none."""
+    if sys.platform == "win32":
+        return 0
+    return os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Return whether a file belongs to this user; Windows does not tell, and is taken to be used by one user."""
+    return sys.platform == "win32" or status.st_uid == os.geteuid()
+
+
 def _is_ours(status: os.stat_result) -> bool:
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if sys.platform == "win32":
+        return True  # files have no modes there, and a user's folders are the user's own
+    return (status.st_uid == 0 or is_own(status)) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def recall(path: Path) -> bytes | None:
@@ -217,9 +311,15 @@ def commit() -> str | None:
     root = Path(__file__).parents[1]
     if not (root / ".git").exists():
         return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    return _output_of(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"])
+
+
+def _output_of(command: list[str]) -> str | None:
+    """Return what a command prints; None if it fails."""
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        found = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None
@@ -227,6 +327,8 @@ def commit() -> str | None:
 
 def cpu_name() -> str:
     """Return the processor's name as the operating system reports it, with family and model where they are known."""
+    if sys.platform == "darwin":
+        return _output_of(["sysctl", "-n", "machdep.cpu.brand_string"]) or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         lines = cpuinfo.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
@@ -236,3 +338,13 @@ def cpu_name() -> str:
         if "model name" in facts:
             return facts["model name"]
     return platform.processor() or platform.machine()
+
+
+def cpu_features() -> str:
+    """Return what code for this very CPU depends on, so that a cache shared by machines has one build for each."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return f"{cpu_name()} {platform.processor()}"
+    kept = [line for line in text.splitlines() if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    return "\n".join(sorted(set(kept)))

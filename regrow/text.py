@@ -1,4 +1,4 @@
-"""Text for people: similar names for a misspelled one, durations, large numbers, pages in one HTML file."""
+"""Text for people: similar names for a misspelled one, commands that install, durations, pages in one HTML file."""
 
 from __future__ import annotations
 
@@ -40,6 +40,15 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.4) -> str
     """Return " Did you mean 'x'?" for the nearest known name, or an empty string if no name is similar."""
     found = nearest(name, known, cutoff=cutoff)
     return "" if found is None else f" Did you mean {found!r}?"
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs the packages of an extra, for a release and for a clone.
+
+    >>> install_hint("report")
+    'pip install "regrow[report]" (in a clone: pip install -e ".[report]")'
+    """
+    return f'pip install "regrow[{extra}]" (in a clone: pip install -e ".[{extra}]")'
 
 
 def duration(seconds: float) -> str:

@@ -103,7 +103,7 @@ def eager(model: Callable[[Tensor], object], x: Tensor) -> Run:
 
 def inductor(model: nn.Module, x: Tensor) -> Run:
     """Run `model` with `torch.compile` and frozen weights."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return eager(torch.compile(model, options={"freezing": True}), x)
 
 

@@ -159,7 +159,7 @@ def _layers_view(scale: Scale, store: ResultStore) -> View:
     for cell in _filters(scale):
         for outcome in store.outcomes(cell)[:1]:
             last: dict[str, float] = outcome.records[-1]["layers"] if outcome.records else {}
-            sparsity = cell.recipes[0].sparsity
+            sparsity = float(cell.recipes[0].sparsity)
             rows += [{"sparsity": sparsity, "layer": layer, "pruned": share} for layer, share in last.items()]
             lines += [
                 [percent(sparsity), layer.removesuffix(".weight"), percent(round(share, 4))]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch import nn
 
 from regrow.analysis import Dynamics, account
+from regrow.core.schedule import PerPattern, as_schedule
 from regrow.core.state import Masks
 from regrow.methods.fixed import Fixed
 from regrow.methods.lottery import LotteryTicket, average_cost, level_sparsities
@@ -85,7 +86,9 @@ def epochs_of_equal_flops(outcome: Outcome) -> int:
 
 
 def _average_cost(recipe: Recipe, whole: float, final: float) -> float:
-    return average_cost(make_schedule(recipe, _STEPS), _STEPS * recipe.epochs, whole, final)
+    schedule = as_schedule(make_schedule(recipe, _STEPS))
+    assert not isinstance(schedule, PerPattern)  # the paper prunes all layers together
+    return average_cost(schedule, _STEPS * recipe.epochs, whole, final)
 
 
 def tickets(scale: Scale) -> list[Ticket]:

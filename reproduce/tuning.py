@@ -144,7 +144,7 @@ def choose(
         rate = dataclasses.replace(
             rate, finetune_optimizer="adam" if optimizer == "adam" else "sgd", finetune_lr=float(speed)
         )
-    sparsity = tuning_recipe(scale, network, method).sparsity
+    sparsity = float(tuning_recipe(scale, network, method).sparsity)
     return Choice(network, method, rate, sparsity, tried, dict(known))
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import regrow
+from regrow.export.wasm_template import ZIG
+from regrow.text import install_hint
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -47,8 +49,44 @@ def test_a_wheel_made_from_the_source_distribution_trains_and_compiles_in_a_clea
     run(python, "-m", "regrow", "train", "digits", "--epochs", "1", "--out", "run", cwd=tmp_path)
     compiled = "import regrow, torch; print(regrow.compile(regrow.load('run'), torch.ones(1, 1, 8, 8), tune=False))"
     assert "CompiledModel" in run(python, "-W", "error::RuntimeWarning", "-c", compiled, cwd=tmp_path)
+    shipped = "from regrow.export import wasm_template; print(len(wasm_template.read_template()))"
+    assert int(run(python, "-c", shipped, cwd=tmp_path)) > 10_000
     published = "from regrow.report import published; print(len(published.table('macs')))"
     assert int(run(python, "-c", published, cwd=tmp_path)) > 0
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def jobs():
+    """The jobs of all workflows."""
+    yaml = pytest.importorskip("yaml", reason="comes with the packages for the documentation")
+    read = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in WORKFLOWS]
+    assert [sorted(map(str, workflow)) for workflow in read if {"name", "jobs", "permissions"} - set(workflow)] == []
+    return [job for workflow in read for job in workflow["jobs"].values()]
+
+
+def test_workflows_run_what_exists():
+    steps = [step for job in jobs() for step in job["steps"]]
+    assert all(("run" in step) != ("uses" in step) for step in steps)
+    assert [step["uses"] for step in steps if not re.search(r"@(v\d+|release/v1)$", step.get("uses", "@v1"))] == []
+    commands = "\n".join(step.get("run", "") for step in steps)
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    assert {"test", "docs"} == set(re.findall(r"^make ([a-z]+)", commands, re.M)) <= targets
+    assert all((ROOT / path).exists() for path in re.findall(r"tests/\w+", commands))
+
+
+def test_workflows_test_every_python_and_the_oldest_and_the_usual_torch():
+    matrices = [job["strategy"]["matrix"] for job in jobs() if "strategy" in job]
+    rows = [row for matrix in matrices for row in matrix.get("include", [])]
+    pythons = {row["python"] for row in rows} | {python for matrix in matrices for python in matrix.get("python", [])}
+    named = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if "Python :: 3." in each]
+    assert sorted(pythons) == sorted(named)
+    assert PROJECT["requires-python"] == f">={named[0]}"
+    torches = {row["torch"] for row in rows}
+    floor = next(each for each in PROJECT["dependencies"] if each.startswith("torch")).removeprefix("torch>=")
+    usual = re.search(r"^TORCH \?= torch==(\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M).group(1)
+    assert {f"{floor}.0", usual} <= torches
 
 
 def test_the_version_has_one_home():
@@ -57,16 +95,28 @@ def test_the_version_has_one_home():
     assert [name for name, text in texts.items() if re.search(r"^version *[:=]", text, re.M)] == []
 
 
-def test_the_core_needs_torch_and_numpy_and_the_torch_that_is_tested():
+def test_the_core_needs_torch_and_numpy_and_any_supported_torch_can_be_tested():
     assert [re.split("[>=<]", each)[0] for each in PROJECT["dependencies"]] == ["torch", "numpy"]
-    floor = next(each for each in PROJECT["dependencies"] if each.startswith("torch")).removeprefix("torch>=")
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    assert re.search(r"^torch==(\S+)$", constraints, re.M).group(1).startswith(floor)
+    assert not re.search(r"^torch\b", constraints, re.M)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(r"^TORCH \?= torch==\d+\.\d+\.\d+$", makefile, re.M)
+    assert makefile.count("-m pip") == makefile.count('install -c constraints.txt "$(TORCH)"') == 1
+
+
+def test_tools_whose_warnings_are_errors_are_pinned():
+    assert [each for each in EXTRAS["dev"] if not re.fullmatch(r"[a-z-]+==[\d.]+", each)] == []
+
+
+def test_the_compiler_of_the_extra_is_the_one_that_builds_the_template():
+    assert EXTRAS["compiler"] == [f"ziglang=={ZIG}"]
 
 
 def test_every_extra_that_an_error_or_a_page_recommends_exists():
     files = [*(ROOT / "regrow").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
-    found = re.findall(r"regrow\[([a-z,]+)\]", "".join(path.read_text(encoding="utf-8") for path in files))
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    found = re.findall(r"(?:regrow\[|install_hint\(['\"])([a-z,]+)", text)
     named = {extra for extras in found for extra in extras.split(",")}
+    assert install_hint("cli") == 'pip install "regrow[cli]" (in a clone: pip install -e ".[cli]")'
     assert named
     assert named <= EXTRAS.keys()

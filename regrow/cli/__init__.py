@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 
 from regrow import __version__
-from regrow.text import did_you_mean
+from regrow.text import did_you_mean, install_hint
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,7 +41,7 @@ def call(arguments: Sequence[str]) -> int:
         import rich  # noqa: F401
         import tyro
     except ImportError:
-        sys.exit('regrow: the command line needs more packages: pip install "regrow[cli]"')
+        sys.exit(f"regrow: the command line needs more packages: {install_hint('cli')}")
     commands, arguments = _commands(arguments)
     _check_name(arguments[:1], commands)
     code: int = tyro.extras.subcommand_cli_from_dict(
@@ -100,6 +101,8 @@ def _open_standard_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # the code page of Windows does not have all characters
 
 
 def _stdout_is_closed() -> bool:

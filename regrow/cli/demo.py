@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regrow.runs.recipe import Recipe
+from regrow.text import install_hint
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -145,7 +146,7 @@ def _show_files(console: Console, out: Path, files: Mapping[str, Path]) -> None:
     try:
         figures = draw(out, files)
     except ImportError:
-        console.print('picture       needs altair: pip install "regrow[report]"')
+        console.print(f"picture       needs altair: {install_hint('report')}")
     else:
         console.print(f"picture       {', '.join(str(path) for path in figures)}", soft_wrap=True)
     next_steps = {

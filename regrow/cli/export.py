@@ -26,7 +26,8 @@ _TO_HELP = (
     "network, whose layers no longer have their standard sizes."
 )
 _OUT_HELP = (
-    f"The file or folder. None: model with the suffix of the format ({', '.join(f.suffix for f in FORMATS.values())})."
+    f"The file or folder. None: model, or model-shrunk, with the suffix of the format "
+    f"({', '.join(f.suffix for f in FORMATS.values())})."
 )
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def export(
         shrink: Remove pruned filters and everything that is connected only to them; the outputs stay the same.
         round_to: With --shrink, round channel counts up to multiples of this, for runtimes that prefer 8 or 16.
     """
+    from regrow.runs.folder import made
     from regrow.runs.recipe import UsageError
 
     to = to or ("program" if shrink else "packed")
@@ -74,7 +76,8 @@ def export(
     source = Path(what)
     subject = read_model(source, model, input)
     folder = source if source.is_dir() else source.parent
-    path = out or folder / f"{'model' if source.is_dir() else source.stem}{form.suffix}"
+    stem = f"{'model' if source.is_dir() else source.stem}{'-shrunk' if shrink else ''}"
+    path = out or folder / f"{stem}{form.suffix}"
     if "mean" in form.options:
         given = _normalization(source) | given
     if out is None and path.is_symlink():  # the folder may come from elsewhere
@@ -82,10 +85,10 @@ def export(
     with _writing(path):
         if not form.is_folder:
             check_file(path, f"model{form.suffix}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-    network = _shrunk(subject, round_to) if shrink else subject.model
-    with _writing(path):
-        report = form.write(network, subject.example(2), path, **given)
+    with made(path.parent):
+        network = _shrunk(subject, round_to) if shrink else subject.model
+        with _writing(path):
+            report = form.write(network, subject.example(2), path, **given)
     dense = 4 * sum(parameter.numel() for parameter in subject.model.parameters())
     print(report or f"{path}: {path.stat().st_size:,} bytes (the dense weights in fp32: {dense:,})")
     return 0

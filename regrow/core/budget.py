@@ -122,13 +122,10 @@ def prune_groups(
     scores: Mapping[str, Tensor], groups: list[PruneGroup], shards: ShardGroup = SINGLE_PROCESS
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield a mask for each tensor: every group loses exactly its number of elements, those of least magnitude."""
-    members = [{name: scores[name] for name in names} for names, _ in groups]
     if on_one_accelerator(scores.values()):
-        counted = [(group, count) for group, (_, count) in zip(members, groups, strict=True)]
-        found = device_select.find_thresholds(counted, shards)
-        for group, masks in zip(members, device_select.masks(counted, found, shards), strict=True):
-            yield from zip(group, masks, strict=True)
+        yield from device_select.prune_groups(scores, groups, shards).items()
         return
+    members = [{name: scores[name] for name in names} for names, _ in groups]
     # All thresholds before the first mask: a NaN in the last layer must not leave the first layers changed.
     thresholds = [find_threshold(group, count, shards) for group, (_, count) in zip(members, groups, strict=True)]
     for group, threshold in zip(members, thresholds, strict=True):

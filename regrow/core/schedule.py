@@ -75,8 +75,8 @@ class Cubic:
         return self.final + (self.initial - self.final) * (1 - elapsed / (self.end - self.start)) ** 3
 
 
-SCHEDULES: dict[str, Callable[..., Schedule]] = {"constant": Constant, "cubic": Cubic}
-"""Schedules by name."""
+SCHEDULES: dict[str, Callable[..., Schedule]] = {"constant": lambda final, **_: Constant(final), "cubic": Cubic}
+"""Schedules by name, as recipes write them: called with the final sparsity, and with `end` and `every` in steps."""
 
 
 @dataclass(frozen=True)

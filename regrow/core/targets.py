@@ -72,7 +72,8 @@ class Target:
         if self.out_dim == 0:
             return values.view(-1, *[1] * (len(shape) - 1)).expand(shape)
         grouped = values.view(self.groups, 1, -1, *[1] * (len(shape) - 2))
-        return grouped.expand(self.groups, shape[0] // self.groups, *shape[1:]).flatten(0, 1)
+        full: Tensor = grouped.expand(self.groups, shape[0] // self.groups, *shape[1:]).flatten(0, 1)
+        return full
 
     def part(self, tensor: Tensor) -> Tensor:
         """Return the rows of `tensor` that belong to `local`; it is full, or sharded like the parameter."""

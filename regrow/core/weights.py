@@ -13,7 +13,6 @@ from torch.autograd.graph import increment_version
 
 from regrow.checks import warn
 from regrow.core.bits import bit_view, like, on_one_accelerator, pack, unpack
-from regrow.core.device_select import count_changes
 from regrow.core.distributed import ShardGroup, is_sharded, sharded_like
 from regrow.core.targets import Target, check_storage
 
@@ -311,17 +310,17 @@ class Weights(dict[str, Weight]):
 
     def _replace_together(self, masks: dict[str, Tensor], shards: ShardGroup) -> tuple[int, dict[str, int]]:
         present, new = [self[name].mask for name in masks], list(masks.values())
-        changes = count_changes(present, new)
+        # Two parts of about the same size, which need half the memory of one.
+        changes = [count_changes(present[part::2], new[part::2]) for part in range(min(len(new), 2))]
         if new:
             torch._foreach_copy_(present, new)
         write_all([self[name] for name in masks if self[name].memory is Memory.SOFT])
-        none = torch.zeros((), dtype=torch.bool, device=next(iter(self.values())).mask.device)
-        stored = [name for name, weight in self.items() if weight.mask.numel()]  # a process may have no rows
-        largest = dict(zip(stored, torch._foreach_max([self[name].mask for name in stored]), strict=True))
-        kept = torch.stack([largest.get(name, none) for name in self])
-        flips = torch.stack([none.to(torch.int64), *changes]).sum()  # one number in every process
-        counts = shards.sum(torch.cat([flips[None], kept])).tolist()
-        return counts[0], dict(zip(self, counts[1:], strict=True))
+        current = [weight.mask for weight in self.values()]
+        stored = [mask for mask in current if mask.numel()]  # a process may have no rows
+        largest = iter(torch._foreach_max(stored) if stored else ())
+        kept = [next(largest) if mask.numel() else mask.new_zeros(()) for mask in current]
+        numbers = shards.sum(torch.stack([*changes, *kept]).to(torch.int64)).tolist()
+        return sum(numbers[: len(changes)]), dict(zip(self, numbers[len(changes) :], strict=True))
 
     def reset_storage(self) -> None:
         """Let the parameters keep their present values, in the storage of ŵ."""
@@ -382,6 +381,16 @@ def write_together(weights: list[Weight]) -> None:
             torch._foreach_mul_(pruned, sources)
     for weight in weights:
         weight.target.param.data = weight.pruned
+
+
+def count_changes(before: list[Tensor], after: list[Tensor]) -> Tensor:
+    """Return how many elements of masks differ, on their device, in a few launches."""
+    changed = torch.empty(sum(map(Tensor.numel, before)), dtype=torch.uint8, device=before[0].device)
+    parts = changed.split([mask.numel() for mask in before])
+    parts = [part.view(mask.shape) for part, mask in zip(parts, before, strict=True)]
+    torch._foreach_copy_(parts, before)
+    torch._foreach_sub_(parts, [mask.view(torch.uint8) for mask in after])
+    return changed.clamp_(max=1).sum()  # differences of bytes are 0, 1 or 255
 
 
 def apply_mask(source: Any, mask: Any, result: Any) -> None:

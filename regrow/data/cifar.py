@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import tarfile
 import zlib
@@ -19,6 +18,7 @@ from regrow.data.files import Bytes, DataError, Remote, broken, fetch
 from regrow.data.images import ImageSet
 from regrow.data.random import Indices
 from regrow.data.registry import Dataset, DatasetInfo
+from regrow.pickles import CarefulUnpickler
 
 
 @dataclass(frozen=True)
@@ -152,13 +152,9 @@ class _Request:
     def __call__(self, *args: Any) -> _Request:
         return _Request(self.name, args)
 
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
 
-
-# The C unpickler allocates as much memory as a file requests; the Python one does not, and is fast enough.
-class _Reader(pickle._Unpickler):
-    """An unpickler that accepts only the three names in CIFAR's files, and records them."""
+class _Reader(CarefulUnpickler):
+    """Accepts only the three names in CIFAR's files, and records them."""
 
     def find_class(self, module: str, name: str) -> _Request:
         if (module.replace("._core", ".core"), name) in {
@@ -167,7 +163,12 @@ class _Reader(pickle._Unpickler):
             ("numpy", "dtype"),
         }:
             return _Request(name)
-        raise pickle.UnpicklingError(f"it requests {module}.{name}, which is not in a CIFAR batch")
+        raise pickle.UnpicklingError(f"it requests {module[:100]}.{name[:100]}, which is not in a CIFAR batch")
+
+    def give_state(self, instance: Any, state: Any) -> None:
+        """Record the state of an array or a type."""
+        if isinstance(instance, _Request):
+            instance.state = state
 
 
 def read_batch(content: bytes, label: str) -> tuple[Bytes, Indices]:
@@ -176,7 +177,7 @@ def read_batch(content: bytes, label: str) -> tuple[Bytes, Indices]:
     Raises a `DataError` that says what is wrong; the caller adds the path.
     """
     try:
-        batch = _Reader(io.BytesIO(content), encoding="bytes").load()
+        batch = _Reader(content, encoding="bytes").load()
     # A broken pickle can raise any exception.
     except Exception as error:
         raise DataError(f"is not a CIFAR batch ({error or type(error).__name__})") from error

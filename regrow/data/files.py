@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from regrow.data.registry import DatasetInfo
 from regrow.system import cache_folder, write_atomically
+from regrow.text import install_hint
 
 Bytes = NDArray[np.uint8]
 
@@ -50,7 +51,7 @@ def require(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         package = {"PIL": "pillow"}.get(module.partition(".")[0], module.partition(".")[0])
-        raise ImportError(f'reading this needs {package}: pip install "regrow[data]"') from error
+        raise ImportError(f"reading this needs {package}: {install_hint('data')}") from error
 
 
 def download_folder(name: str) -> Path:

@@ -19,6 +19,7 @@ from regrow.engine.plan.steps import Schedule
 from regrow.engine.plan.tune import Tuning, rows_pay, tuned
 from regrow.engine.runtime.model import CompiledModel, Runner, TorchRunner, noise
 from regrow.engine.runtime.session import NativeRunner, RowsRunner
+from regrow.text import install_hint
 
 SLICED_FROM = 1_000_000
 """Multiply-accumulates per image from which slices of rows usually pay, if nothing is measured."""
@@ -32,8 +33,8 @@ def compile(model: nn.Module, example_input: torch.Tensor, *, threads: int = 1, 
     kernels for these layers (up to half a minute, or a minute with several threads, once per model and machine).
     Without, a rule chooses among general kernels, which are slower. Computation is in float32.
 
-    The kernels are built with the system's C compiler (`$CC`, gcc or clang) the first time. Without a compiler, torch
-    runs the model, no faster than a dense one, and a warning says so.
+    The kernels are built with the system's C compiler (`$CC`, gcc or clang) or the extra `regrow[compiler]` the first
+    time. Without a compiler, torch runs the model, no faster than a dense one, and a warning says so.
 
     >>> fast = regrow.compile(model, torch.randn(1, 3, 32, 32))    # doctest: +SKIP
     >>> logits = fast(images)                                      # doctest: +SKIP
@@ -59,7 +60,7 @@ def _runner(graph: Graph, *, threads: int, tune: bool) -> Runner:
     except NoCompilerError as error:
         warn(
             f"the sparse engine needs a C compiler: {error} torch runs the model instead, no faster than a dense one. "
-            "Install gcc or clang, or set CC.",
+            f"Install gcc or clang, set CC, or use {install_hint('compiler')}.",
             RuntimeWarning,
         )
         return TorchRunner(graph)

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from regrow.core.modules import any_batch, disagreement, exact_outputs, exportable
 from regrow.core.pruner import warn_if_unfinished
 from regrow.system import write_atomically
+from regrow.text import install_hint
 
 TOLERANCE = 1e-4
 """Largest accepted difference between ONNX Runtime and torch, relative to the largest output."""
@@ -124,7 +125,7 @@ def _needed(*modules: str) -> list[Any]:
     try:
         return [import_module(name) for name in modules]
     except ImportError as error:
-        raise ImportError(f'ONNX files need {error.name}: pip install "regrow[export]"') from None
+        raise ImportError(f"ONNX files need {error.name}: {install_hint('export')}") from None
 
 
 @contextmanager

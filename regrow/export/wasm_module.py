@@ -133,7 +133,7 @@ def wasm(
 
 def template_text(name: str) -> str:
     """Return one of the files in `templates`."""
-    return resources.files("regrow.export").joinpath("templates", name).read_text()
+    return resources.files("regrow.export").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def info_of(module: bytes) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class ModuleData:
 def template_source() -> str:
     """Return the C source of the template: the engine's kernels for every tile that fits, and `template.c`."""
     tiles = tuple(shape for shape in SHAPES if shape[0] * shape[1] * shape[2] <= most_sums(LANES))
-    own = resources.files("regrow.export").joinpath("templates", "template.c").read_text()
+    own = resources.files("regrow.export").joinpath("templates", "template.c").read_text(encoding="utf-8")
     # Functions of their own, so that a module can leave out those that it does not call.
     engine = joined_source(*operation_files(), attributes="noinline, unused")
     return "\n".join([f"#define LANES {LANES}", Kernels(tiles).definitions(), engine, own])

@@ -87,7 +87,7 @@ def fill(template: bytes, data: ModuleData, *, inputs: int, outputs: int, info: 
 def build() -> bytes:
     """Compile the template with the package `ziglang`, and sign it with the digest of its source."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "template.c").write_text(template_source())
+        Path(folder, "template.c").write_text(template_source(), encoding="utf-8")
         _zig(folder, "cc", *_FLAGS, "-c", "template.c", "-o", "template.o")
         exports = [f"--export={name}" for name in _EXPORTED]
         layout = ["--stack-first", "-z", "stack-size=16384"]

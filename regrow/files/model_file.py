@@ -15,6 +15,7 @@ from regrow.core.modules import unwrap
 from regrow.models import registry
 from regrow.models.base import Architecture
 from regrow.system import write_atomically
+from regrow.text import install_hint
 
 RUN_MODEL = "model.safetensors"
 """File name of the trained model in a run folder."""
@@ -122,7 +123,7 @@ def safetensors(framework: str) -> Any:
     try:
         return import_module(f"safetensors.{framework}")
     except ImportError:
-        raise ImportError('model files need safetensors: pip install "regrow[cli]"') from None
+        raise ImportError(f"model files need safetensors: {install_hint('cli')}") from None
 
 
 def read_json(text: str, path: Path) -> Any:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import torch
@@ -28,8 +27,11 @@ from regrow.core.hooks import StepHooks
 from regrow.core.options import MethodInfo
 from regrow.core.schedule import Schedule, check_sparsity
 from regrow.core.state import Masks
-from regrow.core.targets import TargetSpec, find_targets
+from regrow.core.targets import Names, TargetSpec, find_targets
 from regrow.core.weights import Memory
+from regrow.files.model_file import FormatError
+from regrow.files.state_file import from_bytes, to_bytes
+from regrow.system import write_atomically
 
 Result = TypeVar("Result")
 Train = Callable[[nn.Module, Masks, int], Any]
@@ -85,6 +87,7 @@ class LotteryTicket:
         drop_fraction: float = 0.2,
         scope: Scope = "global",
         targets: TargetSpec = None,
+        exclude: Names = (),
         include_last: bool = False,
         folder: str | Path | None = None,
     ) -> None:
@@ -92,7 +95,8 @@ class LotteryTicket:
         check_fraction("drop_fraction", drop_fraction, inside=True)
         check_steps("rewind", rewind, least=0)
         self.model, self.rewind, self.budget = model, rewind, Budget(scope)
-        self.targets = {t.name: t.param for t in find_targets(model, targets, include_last=include_last)}
+        found = find_targets(model, targets, include_last=include_last, exclude=exclude)
+        self.targets = {target.name: target.param for target in found}
         if sharded := [name for name, parameter in self.targets.items() if is_sharded(parameter)]:
             raise TypeError(f"{sharded[0]} is sharded: a lottery ticket is drawn from whole weights, use DDP instead")
         self.sparsities = level_sparsities(sparsity, drop_fraction)
@@ -183,29 +187,25 @@ class LotteryTicket:
         return {"masks": packed, "result": result, "model": _state(self.model)}
 
     def _load(self, name: str) -> dict[str, Any] | None:
-        path = self.folder and self.folder / f"{name}.pt"
+        path = self.folder and self.folder / f"{name}.safetensors"
         if path is None or not path.exists():
             return None
         try:
-            record: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # a damaged file may raise anything
+            return from_bytes(path.read_bytes())
+        except FormatError as error:
             again = "to start again, delete the folder" if name == "start" else "to train this level again, delete it"
-            raise ValueError(f"{path} is damaged ({type(error).__name__}): {again}") from error
-        return record
+            raise ValueError(f"{path} is damaged ({error}): {again}") from error
 
     def _save(self, name: str, record: dict[str, Any]) -> dict[str, Any]:
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            part = self.folder / f"{name}.part"
-            torch.save(record, part)
             try:
-                torch.load(part, weights_only=True)
-            except UnpicklingError as error:
+                content = to_bytes(record)
+            except TypeError as error:
                 raise TypeError(
                     "train must return numbers, text, tensors, or lists and dicts of them, so that its result can be "
                     f"read back without running code; got {type(record['result']).__name__}"
                 ) from error
-            part.replace(self.folder / f"{name}.pt")  # at once: a level is there as a whole or not at all
+            write_atomically(self.folder / f"{name}.safetensors", content)
         return record
 
 

@@ -107,7 +107,8 @@ def attach(
     """Attach `method` to a training of `total_steps` optimizer steps, as the callbacks for other frameworks do.
 
     A number as sparsity becomes a cubic ramp over the first 75 % of the steps, if the method can ramp. The masks are
-    updated as often as suits the length (`every="auto"`), unless `options` says otherwise.
+    updated as often as suits the length (`every="auto"`), unless `options` says otherwise. A schedule that cannot reach
+    its final sparsity in that time is an error: a Trainer may stop earlier, but not later.
     """
     from regrow.core.schedule import Cubic, ramped
 
@@ -121,7 +122,11 @@ def attach(
         given.setdefault("total_steps", total_steps)
     if "every" in known:
         given.setdefault("every", "auto")
-    return cls(model, optimizer, **given)
+    pruner = cls(model, optimizer, **given)
+    if problem := "" if "total_steps" in given else pruner.shortfall(total_steps):
+        pruner.detach(dense=True)
+        raise ValueError(problem)
+    return pruner
 
 
 def imported_methods(cls: type[Pruner] | None = None) -> Iterator[type[Pruner]]:

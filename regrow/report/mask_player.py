@@ -67,7 +67,7 @@ class MaskRecorder:
             ],
             "frames": zlib.compress(changes.tobytes(), 9),
         }
-        template = resources.files("regrow.report").joinpath("mask_player.html").read_text()
+        template = resources.files("regrow.report").joinpath("mask_player.html").read_text(encoding="utf-8")
         path = Path(path)
         write_atomically(path, html_page(template, {"data": script_data(data)}).encode())
         return path

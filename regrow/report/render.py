@@ -16,6 +16,7 @@ from regrow.report.tables import Entry, Task, make_tasks, percent
 from regrow.runs.find import read_run
 from regrow.runs.folder import write_whole
 from regrow.runs.outcomes import group
+from regrow.text import install_hint
 
 Format = Literal["svg", "png", "pdf"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -53,7 +54,7 @@ def vl_convert() -> Any:
     try:
         import vl_convert
     except ImportError:
-        raise ImportError('figures need altair and vl-convert-python: pip install "regrow[report]"') from None
+        raise ImportError(f"figures need altair and vl-convert-python: {install_hint('report')}") from None
     return vl_convert
 
 

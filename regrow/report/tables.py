@@ -22,7 +22,7 @@ from regrow.text import duration, quantity
 # Accuracies are comparable only between runs that agree in these fields.
 _TASK = ("data", "model", "width", "stem_stride", "growth", "holdout")
 # Runs that differ in these fields belong to different series, whatever their sparsity.
-_WAY = ("scope", "unit", "targets", "include_last")
+_WAY = ("scope", "unit", "targets", "exclude", "include_last")
 _NAMED_ELSEWHERE = (*_TASK, "method", "sparsity", "seed", "device", "threads")
 
 
@@ -44,7 +44,7 @@ class Entry:
     @property
     def label(self) -> str:
         """Name with the sparsity, such as `DPF + FT 90 % · lr 0.2`."""
-        level = "" if self.group.level is None else f" {percent(self.group.level)}"
+        level = "" if self.group.level is None else f" {self.group.recipe.sparsity_title}"
         return " · ".join([self._method + level, *self.details])
 
     @property
@@ -289,7 +289,7 @@ def _time(group: Group) -> str:
 
 def _pending(run: Run) -> PendingRun:
     recipe, done = run.recipe, run.records
-    level = f" {percent(recipe.sparsity)}" if recipe.takes_sparsity else ""
+    level = f" {recipe.sparsity_title}" if recipe.takes_sparsity else ""
     return PendingRun(
         name=str(run.folder),
         label=f"{method_title(recipe.method)}{level}, seed {recipe.seed}",

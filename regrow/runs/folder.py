@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from regrow.runs.recipe import Recipe
-from regrow.system import write_atomically
+from regrow.system import lock, no_surprises, write_atomically
 
 FIXES = {
     errno.ENOSPC: "The disk is full: free some space, then run the same command again to continue.",
@@ -54,9 +53,10 @@ def open_inside(path: Path, flags: int) -> int:
 
     The folder may come from elsewhere: a symbolic link could lead to any file of the user, and a FIFO blocks forever.
     """
-    flags |= os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if not no_surprises() and path.is_symlink():
+        raise _not_inside(path)
     try:
-        handle = os.open(path, flags, 0o644)
+        handle = os.open(path, flags | no_surprises(), 0o644)
     except OSError as error:
         if path.is_symlink():
             raise _not_inside(path) from None
@@ -113,23 +113,50 @@ def locked(folder: Path) -> Iterator[None]:
     """Lock `folder` for this process. The operating system releases the lock however the process ends."""
     path = folder / "lock"
     try:
-        file = os.fdopen(open_inside(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+")
+        file = os.fdopen(open_inside(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+", encoding="utf-8")
     except RunFolderError:
         raise
     except OSError as error:
         raise cannot_write(path, error) from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(file.fileno()):
             file.seek(0)
             holder = file.read(100).strip() or "another process"
-            raise InUseError(f"{folder} is in use by {holder}. Stop it, or choose another folder with --out.") from None
+            raise InUseError(f"{folder} is in use by {holder}. Stop it, or choose another folder with --out.")
         file.truncate(0)
         file.write(f"process {os.getpid()} (since {time.strftime('%H:%M')})")
         file.flush()
         yield
         file.truncate(0)
+
+
+@contextlib.contextmanager
+def made(folder: Path) -> Iterator[bool]:
+    """Make `folder` and say whether it is new; after an error, new folders are removed again if they are empty."""
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    try:
+        yield bool(new)
+    except BaseException:
+        with contextlib.suppress(OSError):  # it has files
+            for each in new:
+                each.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def entered(folder: Path) -> Iterator[None]:
+    """Make `folder` and lock it; after an error nothing is left of it if nothing but the lock was written."""
+    with made(folder) as new, locked(folder):
+        try:
+            yield
+        except BaseException:
+            if new and [entry.name for entry in folder.iterdir()] == ["lock"]:
+                (folder / "lock").unlink()
+            raise
 
 
 def read_recipe(folder: Path | str) -> Recipe:

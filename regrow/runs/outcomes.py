@@ -13,8 +13,8 @@ from regrow.runs.recipe import Recipe
 
 _FINETUNING = ("finetune_epochs", "finetune_optimizer", "finetune_lr", "finetune_lr_drops")
 _PRUNING = (
-    *("sparsity", "every", "scope", "unit", "targets", "include_last", "floor", "weight_decay_at", "settle"),
-    *("stabilize", "options", "masks", "ramp_end", "ramp_by"),
+    *("sparsity", "every", "scope", "unit", "targets", "exclude", "include_last", "floor", "weight_decay_at", "settle"),
+    *("stabilize", "options", "masks", "schedule", "ramp_end", "ramp_by"),
 )
 _OF_THE_LAST_EPOCH = ("epoch", "step", "loss", "test_loss", "top1", "top5", "delta")
 
@@ -111,8 +111,14 @@ class Group:
 
     @property
     def level(self) -> float | None:
-        """The target sparsity; None for a dense network."""
-        return None if is_dense(self.recipe) else self.recipe.sparsity
+        """The target sparsity, or the reached one if the target depends on the layer; None for a dense network."""
+        target = self.recipe.level
+        if is_dense(self.recipe):
+            return None
+        if not isinstance(target, Mapping):
+            return target
+        reached = self.summary("sparsity")
+        return statistics.fmean(target.values()) if reached is None else round(reached.mean, 4)
 
     def summary(self, quantity: str) -> Summary | None:
         """Summarize a number of the last epoch over the seeds; None if no run has it."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from regrow.core.schedule import SCHEDULES, Level, check_sparsity
 from regrow.methods.registry import built_in_name, find_method
 from regrow.text import did_you_mean
 
@@ -65,8 +66,9 @@ class Recipe:
     """Growth rate of a DenseNet. None: as in its paper (12)."""
     method: str = "dpf"
     """Pruning method: `regrow methods` lists them. fixed keeps given masks (see masks), dense prunes nothing."""
-    sparsity: float = 0.9
-    """Final pruned fraction of the targeted weights (or filters)."""
+    sparsity: float | str = 0.9
+    """Final pruned fraction of the targeted weights (or filters); or one for each pattern of names, of which the first
+    that matches decides: layer4.*=0.95,*=0.8 (in TOML also as a table)."""
     every: int | Literal["auto"] | None = None
     """Optimizer steps between mask updates. None: as in the method's paper (16 for dpf, an epoch for most others).
     auto: the paper's number, scaled down with the length of a short training."""
@@ -77,6 +79,8 @@ class Recipe:
     """Prune single weights ("weight", the default), whole filters ("filter"), or N of M consecutive weights ("2:4")."""
     targets: tuple[str, ...] = ()
     """Names or globs of the weights to prune. Empty: all convolutions and linear layers except the last linear one."""
+    exclude: tuple[str, ...] = ()
+    """Names or globs of weights that are not pruned."""
     include_last: bool | None = None
     """Also prune the last linear layer. None: as in the method's paper (only sparse-momentum does)."""
     floor: int | None = None
@@ -93,6 +97,8 @@ class Recipe:
     """Start with the weights of a file (state dict, safetensors, packed) or of a finished run."""
     masks: str | None = None
     """For method fixed: a finished run or a model file whose zeros stay zero."""
+    schedule: str = "cubic"
+    """How the sparsity rises: cubic, or constant from the first step on."""
     ramp_end: float | None = None
     """Fraction of training after which the final sparsity is reached; 0 starts with it. None: at the second drop."""
     ramp_by: Literal["epoch", "step"] = "epoch"
@@ -149,13 +155,28 @@ class Recipe:
     """CPU threads; a run is bit-reproducible for a fixed number. None: torch's default."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "sparsity", _checked_sparsity(self.sparsity))
         _check_types(self)
         _check_ranges(self)
         object.__setattr__(self, "method", built_in_name(self.method) or self.method)
 
     @property
+    def level(self) -> Level:
+        """The final sparsity: a number, or one for each pattern."""
+        return by_pattern(self.sparsity) if isinstance(self.sparsity, str) else self.sparsity
+
+    @property
+    def sparsity_title(self) -> str:
+        """The final sparsity in words, such as `90 %` or `layer4.* 95 %, * 80 %`."""
+        if isinstance(self.sparsity, str):
+            return ", ".join(f"{pattern} {100 * each:.6g} %" for pattern, each in by_pattern(self.sparsity).items())
+        return f"{100 * self.sparsity:.6g} %"
+
+    @property
     def ramp_fraction(self) -> float:
         """Fraction of training at which the sparsity is final: by default the second drop (Appendix A.2)."""
+        if self.schedule == "constant":
+            return 0.0
         if self.ramp_end is not None:
             return self.ramp_end
         return self.lr_drops[1] if len(self.lr_drops) > 1 else 0.75
@@ -220,7 +241,9 @@ class Recipe:
 
     def name(self) -> str:
         """Return a readable name, such as `cifar10-resnet20-dpf90-s0`."""
-        pruned = self.method if self.method in ("dense", "srste") else f"{self.method}{100 * self.sparsity:g}"
+        levels = list(self.level.values()) if isinstance(self.level, Mapping) else [self.level]
+        amount = "-".join(f"{100 * level:g}" for level in levels)
+        pruned = self.method if self.method in ("dense", "srste") else f"{self.method}{amount}"
         # It becomes the name of a folder, and a recipe of another user must not choose a path.
         return re.sub(r"[^\w.-]", "_", f"{self.data}-{self.model}-{pruned}-s{self.seed}")[:150]
 
@@ -332,9 +355,48 @@ def _check_ranges(recipe: Recipe) -> None:
             raise RecipeError(f"{name} must be in ascending order, got {list(fractions)}")
     if not 0 <= recipe.label_smoothing < 1:
         raise RecipeError(f"label_smoothing must be in [0, 1), got {recipe.label_smoothing:g}")
-    if not 0 <= recipe.sparsity < 1:
-        hint = f" Did you mean {recipe.sparsity / 100:g}?" if 1 < recipe.sparsity < 100 else ""
-        raise RecipeError(f"sparsity must be in [0, 1), got {recipe.sparsity:g}.{hint}")
+    if recipe.schedule not in SCHEDULES:
+        hint = did_you_mean(recipe.schedule, SCHEDULES)
+        raise RecipeError(f"schedule must be one of {', '.join(SCHEDULES)}, got {recipe.schedule!r}.{hint}")
+
+
+def by_pattern(text: str) -> dict[str, float]:
+    """Return the sparsities in a text such as `layer4.*=0.95,*=0.8`; a `RecipeError` says what is wrong with it.
+
+    >>> by_pattern("layer4.*=0.95,*=0.8")
+    {'layer4.*': 0.95, '*': 0.8}
+    """
+    pairs = [part.rpartition("=") for part in text.split(",")]
+    try:
+        found = {pattern.strip(): float(value) for pattern, _, value in pairs}
+    except ValueError:
+        found = {}
+    if "" in found or len(found) < len(pairs):
+        raise RecipeError(
+            f"sparsity must be a number in [0, 1), or one for each of several patterns, such as 'layer4.*=0.95,*=0.8'; "
+            f"got {text!r}"
+        )
+    return found
+
+
+def _checked_sparsity(sparsity: Any) -> Any:
+    """Return a mapping as text, so that recipes can be compared, and check the numbers in it."""
+    given = by_pattern(sparsity) if isinstance(sparsity, str) else sparsity
+    if isinstance(given, Mapping):
+        for pattern, value in given.items():
+            _check_sparsity(f"sparsity of {pattern!r}", value)
+        text = ",".join(f"{pattern}={float(value)!r}" for pattern, value in given.items())
+        by_pattern(text)  # a name may contain a comma
+        return text
+    _check_sparsity("sparsity", given)
+    return given
+
+
+def _check_sparsity(name: str, value: Any) -> None:
+    try:
+        check_sparsity(value, name)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(str(error).replace(" or a schedule", "")) from None
 
 
 def _check_fraction(name: str, fraction: float | None) -> None:

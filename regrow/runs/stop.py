@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from regrow.system import STOP_SIGNALS, stop_this_process
+
 GRACE = 30.0
 """Seconds in which a run must finish its current step and save it before its process is ended."""
 
@@ -39,8 +41,7 @@ def stop_requests() -> Iterator[Stop]:
     if threading.current_thread() is not threading.main_thread():
         yield stop  # only the main thread may handle signals
         return
-    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -76,6 +77,6 @@ def _watch_parent(done: threading.Event) -> None:
     assert parent is not None, "only the processes of multiprocessing have a parent to watch"
     parent.join()
     if not done.is_set():
-        os.kill(os.getpid(), signal.SIGTERM)
+        stop_this_process()
         done.wait(GRACE)
     os._exit(1)

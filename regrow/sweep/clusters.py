@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regrow.sweep.jobs import ClusterError, Job, JobResult, Resources, work
+from regrow.text import install_hint
 
 # Seconds in which the runs must save when the sweep is stopped, before their workers are killed.
 GRACE = 30.0
@@ -149,7 +150,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ImportError('sweeps on Ray need ray: pip install "regrow[dist]"') from None
+        raise ImportError(f"sweeps on Ray need ray: {install_hint('dist')}") from None
     return ray
 
 
@@ -157,5 +158,5 @@ def _submitit() -> Any:
     try:
         import submitit
     except ImportError:
-        raise ImportError('sweeps on SLURM need submitit: pip install "regrow[dist]"') from None
+        raise ImportError(f"sweeps on SLURM need submitit: {install_hint('dist')}") from None
     return submitit

@@ -181,8 +181,11 @@ class LocalExecutor:
 
     def __init__(self, workers: int, *, threads: int = 1) -> None:
         self.workers, self._threads = workers, threads
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOAD)
+        if sys.platform == "win32":  # which has no fork: every run imports torch by itself
+            self._context = multiprocessing.get_context("spawn")
+        else:
+            self._context = multiprocessing.get_context("forkserver")
+            self._context.set_forkserver_preload(_PRELOAD)
         self._busy: list[_Worker] = []
 
     def submit(self, job: Job) -> None:
@@ -224,9 +227,12 @@ def _result(worker: _Worker) -> JobResult:
 
 
 def _cause_of_death(code: int) -> str:
-    if code == -signal.SIGKILL:
+    if code >= 0:
+        return f"its process ended by exit code {code}"
+    name = signal.Signals(-code).name
+    if name == "SIGKILL":
         return "its process was killed (SIGKILL; by the system if memory ran out)"
-    return f"its process ended by {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+    return f"its process ended by {name}"
 
 
 def _serve(job: Job, threads: int, sender: Connection) -> None:

@@ -7,6 +7,7 @@ import tomllib
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from regrow import data, models
 from regrow.core.modules import named_parameters
 from regrow.core.options import EPOCH
 from regrow.core.pruner import Pruner
-from regrow.core.schedule import Constant, Cubic, Schedule, scaled_period
+from regrow.core.schedule import SCHEDULES, Sparsity, ramped, scaled_period
 from regrow.core.state import Masks
 from regrow.core.targets import find_targets
 from regrow.data import Batches, ImageSet
 from regrow.data.registry import DatasetInfo
-from regrow.files.model_file import difference
+from regrow.files.model_file import FormatError, difference
 from regrow.files.packed import load
+from regrow.files.torch_file import load_torch_file
 from regrow.methods.registry import find_method, method_options, ramps
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.text import did_you_mean
@@ -218,7 +220,7 @@ def finetuning_rate(recipe: Recipe, total: int) -> LearningRate:
 
 
 # Recipe fields that are options of many methods.
-_SHARED = ("targets", "include_last", "scope", "unit", "floor", "weight_decay_at", "every", "settle")
+_SHARED = ("targets", "exclude", "include_last", "scope", "unit", "floor", "weight_decay_at", "every", "settle")
 
 # A string that needs no quotes: in TOML only true, false, inf and nan look like it.
 _WORD = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
@@ -247,7 +249,7 @@ def chosen_method(recipe: Recipe) -> type[Pruner]:
 
 def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimizer, steps: int) -> Pruner:
     if method.takes_masks:
-        _options(recipe, method, dict.fromkeys(("targets", "include_last")))
+        _options(recipe, method, dict.fromkeys(("targets", "exclude", "include_last")))
         fixed: Pruner = method(model, optimizer, _given_masks(recipe, model))
         return fixed
     if recipe.masks is not None:
@@ -263,11 +265,11 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
         if default is ... and name not in options:
             raise RecipeError(f"{recipe.method} needs --options {name}=VALUE: see regrow methods {recipe.method}")
     if "settle" in known and not options.get("settle"):
-        # Only settling needs the length. A recipe that is too short to reach its sparsity is no error: the end of the
-        # run says so, and tests of a recipe with few epochs stay possible.
-        options.pop("total_steps", None)
+        options.pop("total_steps", None)  # only settling needs it; without, a training may become longer
     pruner: Pruner = method(model, optimizer, **options)
-    if "total_steps" not in options:  # methods that know the length of training warn themselves
+    if "total_steps" not in options:  # methods that know the length of training check it themselves
+        if problem := pruner.shortfall(recipe.epochs * steps):
+            raise RecipeError(f'{problem} In a recipe: a smaller ramp_end, more epochs, or every = "auto".')
         pruner.warn_if_idle(recipe.epochs * steps)
     if method.every_divides_epoch and steps % pruner.every:
         raise RecipeError(
@@ -277,19 +279,20 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
     return pruner
 
 
-def make_schedule(recipe: Recipe, steps: int) -> Schedule:
+def make_schedule(recipe: Recipe, steps: int) -> Sparsity:
     """Return the sparsity schedule in optimizer steps, `steps` per epoch (Appendix A.2)."""
     end = round(recipe.ramp_fraction * recipe.epochs * steps)
     if not end:
-        return Constant(recipe.sparsity)
-    return Cubic(recipe.sparsity, end=end, every=steps if recipe.ramp_by == "epoch" else 1)
+        return recipe.level
+    make = partial(SCHEDULES[recipe.schedule], end=end, every=steps if recipe.ramp_by == "epoch" else 1)
+    return ramped(recipe.level, make)
 
 
 def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Return sparsity and times in optimizer steps, as far as they are options of the method."""
     total = recipe.epochs * steps
     facts = {
-        "sparsity": make_schedule(recipe, steps) if ramps(method) else recipe.sparsity,
+        "sparsity": make_schedule(recipe, steps) if ramps(method) else recipe.level,
         "at": total,
         "total_steps": total,
         "seed": recipe.seed,
@@ -368,10 +371,9 @@ def _weights_in(source: str, field: str) -> dict[str, Tensor]:
 def _saved_by_torch(path: Path, field: str) -> dict[str, Tensor]:
     """Read a state dict written by torch.save, alone or under `state_dict` or `model`."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a crafted file may raise anything
-        reason = str(error).partition("\n")[0]
-        raise RecipeError(f"{field}: {path} cannot be read as a state dict without running code: {reason}") from None
+        found = load_torch_file(path)
+    except FormatError as error:
+        raise RecipeError(f"{field}: {error}") from None
     inner = [found[name] for name in ("state_dict", "model") if isinstance(found, dict) and name in found]
     state = inner[0] if inner and isinstance(inner[0], dict) else found
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
@@ -381,9 +383,11 @@ def _saved_by_torch(path: Path, field: str) -> dict[str, Tensor]:
 
 def _masked_names(recipe: Recipe, model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
     """Return the targets; by default also other weights of `state` with zeros."""
-    targets = find_targets(model, recipe.targets or None, include_last=bool(recipe.include_last))
+    targets = find_targets(
+        model, recipe.targets or None, include_last=bool(recipe.include_last), exclude=recipe.exclude
+    )
     names = {target.name for target in targets}
-    if recipe.targets or recipe.include_last is not None:
+    if recipe.targets or recipe.exclude or recipe.include_last is not None:
         return [target.name for target in targets]
     weights = {name for name, parameter in named_parameters(model).items() if parameter.ndim > 1 and name in state}
     names |= {name for name in weights if bool((state[name] == 0).any())}

@@ -1,24 +1,22 @@
 """Checkpoints: the training state between two steps, written atomically and read without running code.
 
-A checkpoint is a safetensors file; everything but the tensors is JSON in its metadata. Tensors that FSDP2 shards are
+A checkpoint is a state file (`regrow.files.state_file`). Tensors that FSDP2 shards are
 saved by all ranks, each its own rows; any number of ranks can load them.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
-from hashlib import blake2b
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import torch
-from torch import Tensor
 
-from regrow.files.model_file import safetensors
+from regrow.files.model_file import FormatError
+from regrow.files.state_file import from_bytes, to_bytes
 from regrow.runs.folder import CHECKPOINT, RunFolderError, check_inside, read_inside, write_whole
 
 if TYPE_CHECKING:
@@ -29,107 +27,26 @@ if TYPE_CHECKING:
 _FORMAT = 3
 _MARK = "sharded tensor"
 
-# Parsed JSON takes up to 30 times the memory of its text. 8 MiB are enough for 40,000 tensors.
-_LARGEST_HEADER = 8 << 20
-
-# The digest is over the whole file, with zeros in its own place: a flipped bit anywhere is noticed.
-_DIGEST = 32
-_FIELD = b'"checksum":"'
-
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Replace the checkpoint at `path`; the old one stays until the new one is on disk."""
-    tensors: dict[str, Tensor] = {}
-    text = json.dumps(_encoded({"format": _FORMAT, **state}, tensors), separators=(",", ":"))
-    content = safetensors("torch").save(tensors, {"state": text, "checksum": "0" * _DIGEST})
-    if _header_size(content) > _LARGEST_HEADER:
-        raise RunFolderError(f"cannot write {path}: the state has more than {_LARGEST_HEADER:,} bytes besides tensors.")
-    start = content.index(_FIELD) + len(_FIELD)
-    write_whole(path, content[:start] + _digest(content, start) + content[start + _DIGEST :])
+    try:
+        content = to_bytes({"format": _FORMAT, **state})
+    except ValueError as error:
+        raise RunFolderError(f"cannot write {path}: {error}.") from error
+    write_whole(path, content)
 
 
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint. A file that is damaged or contains anything but data raises an error that names it."""
-    content = read_inside(path)
-    if _header_size(content) > _LARGEST_HEADER:
-        raise _damaged(path, "it is not a checkpoint of this version of regrow")
-    start = content.find(_FIELD, 0, _LARGEST_HEADER) + len(_FIELD)
-    if content[start : start + _DIGEST] != _digest(content, start):
-        raise _damaged(path, "its checksum is missing or wrong")
     try:
-        state = _decoded(json.loads(_metadata(content)["state"]), safetensors("torch").load(content))
-    except Exception as error:  # a crafted file may raise anything
-        raise _damaged(path, f"{type(error).__name__}: {str(error)[:200]}") from error
-    if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+        state = from_bytes(read_inside(path))
+    except FormatError as error:
+        raise _damaged(path, str(error)) from error
+    if state.get("format") != _FORMAT:
+        found = state.get("format")
         raise RunFolderError(f"{path} has format {found!r:.40}, this version of regrow reads {_FORMAT}.")
     return state
-
-
-def _header_size(content: bytes) -> int:
-    return int.from_bytes(content[:8], "little")
-
-
-def _metadata(content: bytes) -> dict[str, str]:
-    header: dict[str, Any] = json.loads(content[8 : 8 + _header_size(content)])
-    metadata: dict[str, str] = header["__metadata__"]
-    return metadata
-
-
-def _digest(content: bytes, start: int) -> bytes:
-    """Return the digest of a file, without the place of the digest itself, as hexadecimal digits."""
-    digest = blake2b(memoryview(content)[:start], digest_size=_DIGEST // 2)
-    digest.update(memoryview(content)[start + _DIGEST :])
-    return digest.hexdigest().encode()
-
-
-def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return `value` for JSON: each container as a list that starts with its kind. Tensors are added to `tensors`."""
-    match value:
-        case Tensor():
-            name = str(len(tensors))
-            order = _memory_order(value)
-            tensors[name] = value.detach().permute(order).cpu().contiguous().clone()
-            return ["tensor", name, order]
-        case dict():
-            return ["dict", [[_key(key), _encoded(each, tensors)] for key, each in value.items()]]
-        case list() | tuple():
-            kind = "list" if isinstance(value, list) else "tuple"
-            return [kind, [_encoded(each, tensors) for each in value]]
-        case None | bool() | int() | float() | str():
-            return value
-    raise TypeError(f"a checkpoint holds tensors, numbers and texts, got {type(value).__name__}.")
-
-
-def _memory_order(tensor: Tensor) -> list[int]:
-    """Return the dimensions from the slowest to the fastest in memory.
-
-    The order must survive: fused optimizers combine weights and momentum by their place in memory.
-    """
-    return sorted(range(tensor.dim()), key=lambda dimension: -tensor.stride()[dimension])
-
-
-def _key(key: object) -> int | str:
-    if not isinstance(key, int | str):
-        raise TypeError(f"the keys of a checkpoint are texts and whole numbers, got {key!r}.")
-    return key
-
-
-def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what `_encoded` was given; raise an error of any kind if `value` is something else."""
-    match value:
-        case ["tensor", name, order]:
-            stored = tensors[name]
-            return stored.permute([order.index(dimension) for dimension in range(stored.dim())])
-        case ["dict", entries]:
-            return {_key(key): _decoded(each, tensors) for key, each in entries}
-        case ["list", entries]:
-            return [_decoded(each, tensors) for each in entries]
-        case ["tuple", entries]:
-            return tuple(_decoded(each, tensors) for each in entries)
-        case None | bool() | int() | float() | str():
-            return value
-    raise ValueError(f"unknown entry {value!r:.40}")
 
 
 def save_sharded(folder: Path, state: Mapping[str, Any], ranks: Ranks) -> dict[str, Any]:

@@ -140,16 +140,16 @@ def _shortfall(result: dict[str, Any]) -> str:
     """
     recipe = Recipe.of(result["recipe"])
     exact = recipe.method in ("dpf", "incremental") and recipe.unit in (None, "weight")
-    if not exact or result["sparsity"] > recipe.sparsity - 0.001:
+    if not exact or isinstance(recipe.sparsity, str) or result["sparsity"] > recipe.sparsity - 0.001:
         return ""
-    return f"; the target is {100 * recipe.sparsity:g} %: train longer, or lower --every"
+    return f"; the target is {recipe.sparsity_title}: train longer, or lower --every"
 
 
 def title(recipe: Recipe) -> str:
     """Return the run's heading, such as `resnet20 · CIFAR-10 · dpf 90 %`."""
     from regrow import data  # imports torch, which the display of a sweep does not need
 
-    pruned = f"{recipe.method} {100 * recipe.sparsity:g} %" if recipe.takes_sparsity else recipe.method
+    pruned = f"{recipe.method} {recipe.sparsity_title}" if recipe.takes_sparsity else recipe.method
     return f"{recipe.model} · {data.title(recipe.data)} · {pruned}"
 
 
@@ -163,7 +163,7 @@ def _facts(heading: str) -> Table:
 def _sparsity(recipe: Recipe) -> str:
     from regrow.methods.registry import find_method, ramps
 
-    pruned = f"{100 * recipe.sparsity:g} % of the {'filters' if recipe.prunes_filters else 'weights'}"
+    pruned = f"{recipe.sparsity_title} of the {'filters' if recipe.prunes_filters else 'weights'}"
     if not recipe.epochs:
         return f"{pruned}, before fine-tuning"
     if recipe.method == "oneshot":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -216,6 +217,7 @@ def _serve(work: Callable[..., int], arguments: tuple[Any, ...]) -> int:
     """Run one of the processes of `launch`, which ends with the launcher."""
     # torch lets the system send SIGINT, too: the second signal would end the run before it is saved. SIGINT alone
     # would not end the process, which waits for the launcher to read the exit code.
-    torch.multiprocessing._prctl_pr_set_pdeathsig(0)  # type: ignore[attr-defined]
+    if sys.platform == "linux":
+        torch.multiprocessing._prctl_pr_set_pdeathsig(0)  # type: ignore[attr-defined]
     with stop_with_parent():
         return work(*arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -82,7 +82,8 @@ def _with_early_masks(recipe: Recipe, steps: int) -> Recipe:
     if "every" in known:
         divides = method.every_divides_epoch
         fields["every"] = next(n for n in range(_BATCHES, 0, -1) if not divides or steps % n == 0)
-    sooner: dict[str, Any] = {"at": _BATCHES, "initial_sparsity": recipe.sparsity}
+    least = min(recipe.level.values()) if isinstance(recipe.level, Mapping) else recipe.level
+    sooner: dict[str, Any] = {"at": _BATCHES, "initial_sparsity": least}
     if "switches" in known:
         sooner["switches"] = [0.0, *known["switches"][1:]]
     fields["options"] = (*recipe.options, *(f"{name}={value}" for name, value in sooner.items() if name in known))

@@ -23,7 +23,7 @@ from regrow.runs.folder import (
     RunFolderError,
     cannot_write,
     check_entries,
-    locked,
+    entered,
     read_metrics,
     read_result,
     remove_partial,
@@ -76,11 +76,7 @@ def run(
 
 def _enter(recipe: Recipe, folder: Path, lock: ExitStack) -> Recipe:
     """Lock the folder for this process and return the recipe to train."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-    lock.enter_context(locked(folder))
+    lock.enter_context(entered(folder))
     check_entries(folder)
     remove_partial(folder)
     return _completed(recipe, folder)

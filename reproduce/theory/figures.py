@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from regrow.text import install_hint
 from reproduce.theory.descent import Picture, values
 from reproduce.theory.study import Record
 
@@ -144,5 +145,5 @@ def _altair() -> Any:
         import altair
         import vl_convert  # noqa: F401  (altair needs it to save files)
     except ImportError as error:
-        raise ImportError('figures need more packages: pip install "regrow[report]"') from error
+        raise ImportError(f"figures need more packages: {install_hint('report')}") from error
     return altair

@@ -1,5 +1,6 @@
 """The command line as people call it, with its mistakes."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import torch
 
 from regrow import models
 from regrow.cli import demo, main
-from regrow.train.display import Display
+from regrow.runs.folder import read_metrics, read_recipe
+from regrow.train.display import Display, result_table
 from regrow.train.run import run
 from tests.train.test_run import METHODS, QUICK
 
@@ -48,11 +50,25 @@ def test_training_shows_a_summary_a_line_per_epoch_and_the_result(capsys, tmp_pa
     assert f"files in {tmp_path / 'run'}" in said.replace("\n", "")
 
 
-def test_a_training_too_short_for_its_sparsity_prints_the_target(capsys, tmp_path):
-    short = (*QUICK_OPTIONS, "--every", "1000")
-    assert "the target is 90 %" in call(capsys, "train", "digits", *short, "--out", tmp_path / "short")[1].replace(
-        "\n", ""
-    )
+@pytest.mark.parametrize("method", ["dpf", "incremental", "sfp", "dns"])
+def test_a_training_too_short_for_its_sparsity_is_refused_before_it_starts(capsys, tmp_path, method):
+    short = (*QUICK_OPTIONS, "--method", method, "--every", "1000")
+    code, said, problem = call(capsys, "train", "digits", *short, "--out", tmp_path / "new" / "short")
+    assert (code, said) == (2, "")
+    assert "the sparsity of 90.0% is not reached" in problem
+    assert 'In a recipe: a smaller ramp_end, more epochs, or every = "auto".' in problem
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_result_below_the_target_says_so():
+    recipe = dataclasses.asdict(QUICK)
+    found = {"recipe": recipe, "sparsity": 0.5, "evaluated_on": "test", "seconds": 1, "top1": 50.0}
+    costs = {"nonzeros": 5, "parameters": 10, "macs_kept": 5, "macs": 10}
+    shown = [cell for column in result_table({**found, **costs}).columns for cell in column.cells]
+    assert any("50.00 % of the targeted weights; the target is 90 %" in str(cell) for cell in shown)
+
+
+def test_a_training_that_reaches_its_sparsity_says_nothing_about_a_target(capsys, tmp_path):
     enough = (*QUICK_OPTIONS, "--every", "1")
     rounded = (*QUICK_OPTIONS, "--method", "sfp", "--sparsity", "0.3")
     compressed = (*QUICK_OPTIONS, "--method", "feedback", "--options", "compressor='sign'")
@@ -335,7 +351,7 @@ def test_the_demo_names_the_extra_that_its_figures_need(capsys, tmp_path, monkey
     monkeypatch.setattr(demo, "draw", draw)
     code, said, _ = call(capsys, "demo", "--out", tmp_path / "[demo]")
     assert code == 0
-    assert 'needs altair: pip install "regrow[report]"\n' in said
+    assert 'needs altair: pip install "regrow[report]" (in a clone' in said
     assert f"regrow inspect {tmp_path / '[demo]' / 'DPF'}" in said
 
 
@@ -376,3 +392,41 @@ def test_reproduce_says_where_the_experiments_are(capsys):
     code, said, _ = call(capsys, "reproduce")
     assert (code, said.count("\n")) == (0, 1)
     assert "python -m reproduce" in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", "digits", "--sparsity", "conv9=0.5,*=0.9", "--out", "new/run"),
+        ("train", "digits", "--targets", "conv9", "--out", "new/run"),
+        ("train", "digits", "--method", "fixed", "--masks", "missing", "--out", "new/run"),
+        ("train", "digits", "--init", "missing", "--out", "new/run"),
+        ("train", "digits", "--model", "nosuchpackage:build"),
+        ("train", "cifar-small", "--data", "cifar1", "--out", "new/run"),
+        ("sweep", "missing.toml", "--out", "new"),
+        ("export", "missing", "--out", "new/model.onnx"),
+        ("report", "missing", "-o", "new/report.html"),
+        ("inspect", "missing"),
+    ],
+)
+def test_a_failed_command_leaves_no_folder(capsys, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    assert call(capsys, *command)[0] != 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_export_leaves_no_folder(capsys, tmp_path, finished):
+    out = tmp_path / "new" / f"{'long' * 80}.regrow"
+    assert call(capsys, "export", finished, "--to", "packed", "--out", out)[0] != 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_each_pattern_has_its_sparsity_on_the_command_line(capsys, tmp_path):
+    options = (*QUICK_OPTIONS, "--ramp-by", "step", "--every", "1", "--exclude", "conv1")
+    chosen = ("--sparsity", "conv2=0.5,*=0.8")
+    code, said, _ = call(capsys, "train", "digits", *options, *chosen, "--out", tmp_path / "run")
+    assert code == 0
+    assert "small · Digits · dpf conv2 50 %, * 80 %" in said
+    layers = read_metrics(tmp_path / "run")[-1]["layers"]
+    assert layers == {"conv2.weight": pytest.approx(0.5), "conv3.weight": pytest.approx(0.8, abs=1e-3)}
+    assert read_recipe(tmp_path / "run").level == {"conv2": 0.5, "*": 0.8}

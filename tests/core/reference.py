@@ -19,7 +19,7 @@ def algorithm_1(
     model: nn.Module,
     targets: list[str],
     make_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
-    sparsity: Callable[[int], float],
+    sparsity: Callable[[int], float] | dict[tuple[str, ...], Callable[[int], float]],
     batches: Iterator[tuple[Tensor, Tensor]],
     period: int = 16,
     per_layer: bool = False,
@@ -28,7 +28,8 @@ def algorithm_1(
 ) -> Iterator[tuple[float, dict[str, Tensor], dict[str, Tensor]]]:
     """Yield (loss at ŵ_t, dense w_{t+1}, m_t) for each batch; `model` only lends its structure and its buffers.
 
-    With `soft`, ŵ = m⊙sign(w)·max(|w| − τ, 0), where τ is the largest magnitude that was pruned with the mask.
+    `sparsity` may also be a schedule for each of several groups of targets. With `soft`, ŵ = m⊙sign(w)·max(|w| − τ, 0),
+    where τ is the largest magnitude that was pruned with the mask.
     """
     w = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     optimizer = make_optimizer(list(w.values()))
@@ -41,9 +42,12 @@ def algorithm_1(
 
     for t, (x, y) in enumerate(batches):
         if t % period == 0:
-            groups = [[name] for name in targets] if per_layer else [targets]
-            for names in groups:
-                count = round(sum(w[name].numel() for name in names) * sparsity(t))
+            groups = sparsity if isinstance(sparsity, dict) else {tuple(targets): sparsity}
+            parts = {
+                part: s for names, s in groups.items() for part in ([(n,) for n in names] if per_layer else [names])
+            }
+            for names, schedule in parts.items():
+                count = round(sum(w[name].numel() for name in names) * schedule(t))
                 m |= dict(zip(names, stable_masks([w[name].detach() for name in names], count), strict=True))
                 gone = torch.cat([w[name].detach()[~m[name]] for name in names])
                 tau |= dict.fromkeys(names, torch.cat([gone.abs(), torch.zeros(1)]).max())

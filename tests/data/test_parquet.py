@@ -187,6 +187,6 @@ for missing in ("PIL", "pyarrow"):
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        'reading this needs pillow: pip install "regrow[data]"',
-        'reading this needs pyarrow: pip install "regrow[data]"',
+        'reading this needs pillow: pip install "regrow[data]" (in a clone: pip install -e ".[data]")',
+        'reading this needs pyarrow: pip install "regrow[data]" (in a clone: pip install -e ".[data]")',
     ]

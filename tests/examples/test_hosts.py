@@ -156,8 +156,8 @@ def test_a_hugging_face_checkpoint_without_its_pruner_is_refused():
     pytest.importorskip("transformers", reason=REASON)
     host = example("huggingface_trainer")
     host.main("whole", save_steps=20, **HF)
-    Path("whole/checkpoint-20/pruner.pt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"pruner.pt is missing: resume from"):
+    Path("whole/checkpoint-20/pruner.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"pruner.safetensors is missing: resume from"):
         host.main("whole", resume="whole/checkpoint-20", **HF)
 
 

@@ -1,12 +1,16 @@
 """Small files that ask for much: every command that opens them refuses in time, within a memory limit, in one line."""
 
 import gzip
+import io
 import json
 import os
+import pickle
 import resource
 import struct
 import subprocess
 import sys
+import zipfile
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +22,8 @@ from regrow import FormatError, load, models, save
 from regrow.data import DataError
 from regrow.data.mnist import read_idx
 from regrow.files.packed import seal, unseal
+from regrow.files.torch_file import load_torch_file
+from regrow.methods.lottery import LotteryTicket
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.sweep import read_sweep
 
@@ -205,3 +211,129 @@ def test_a_recipe_says_which_number_of_threads_is_possible():
 def test_the_memory_limit_of_these_tests_lets_a_good_file_pass(tmp_path: Path):
     save(models.build("small"), tmp_path / "good.regrow")
     assert limited("inspect", tmp_path / "good.regrow").returncode == 0
+
+
+class Call:
+    """Pickled as the call of a function."""
+
+    def __init__(self, function, *arguments):
+        self.request = function, arguments
+
+    def __reduce__(self):
+        return self.request
+
+
+class Storage:
+    """Pickled as torch.save does a storage: by name, type and number of elements."""
+
+    def __init__(self, count, kind=torch.FloatStorage):
+        self.entry = "storage", kind, "0", "cpu", count
+
+
+class Pickler(pickle.Pickler):
+    def persistent_id(self, value):
+        return value.entry if isinstance(value, Storage) else None
+
+
+def tensor(count, size, stride):
+    return Call(torch._utils._rebuild_tensor_v2, Storage(count), 0, size, stride, False, OrderedDict())
+
+
+def torch_file(path, state, storage=16, packing=zipfile.ZIP_STORED):
+    """Write what torch.save would, if it wrote such files."""
+    stream = io.BytesIO()
+    Pickler(stream, protocol=2).dump(state)
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        archive.writestr("a/data.pkl", state if isinstance(state, bytes) else stream.getvalue())
+        archive.writestr("a/data/0", bytes(storage))
+    return path
+
+
+# A tuple of two equal tuples of two equal tuples ..., as the key of a dict: its hash takes 2^100 steps.
+NESTED = b"\x80\x02})" + b"2\x86" * 100 + b"Ns."
+TORCH_FILES = {
+    "bytearray": ({"w": Call(bytearray, 10**12)}, {}),
+    "storage": ({"w": Call(torch.FloatStorage, 10**12)}, {}),
+    "count": ({"w": tensor(10**11, (10**11,), (1,))}, {}),
+    "size": ({"w": tensor(4, (10**11,), (1,))}, {}),
+    "stride": ({"w": tensor(4, (10**6, 10**6), (0, 0))}, {}),
+    "deflated": (
+        {"w": tensor(1 << 28, (1 << 28,), (1,))},
+        {"storage": bytes(1 << 30), "packing": zipfile.ZIP_DEFLATED},
+    ),
+    "nested": (NESTED, {}),
+}
+READ_ALL = """
+import sys, resource, signal
+from pathlib import Path
+from regrow import FormatError
+from regrow.data import DataError, cifar
+from regrow.files.torch_file import load_torch_file
+most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + (1 << 28)
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+signal.alarm(60)
+for path in map(Path, sys.argv[1:]):
+    try:
+        print(path, load_torch_file(path) if path.suffix == ".pt" else cifar.read_batch(path.read_bytes(), "labels"))
+    except (FormatError, DataError) as error:
+        assert len(str(error)) < 500
+"""
+
+
+def test_files_of_torch_save_and_cifar_batches_take_memory_and_time_in_proportion(tmp_path):
+    files = [torch_file(tmp_path / f"{name}.pt", state, **how) for name, (state, how) in TORCH_FILES.items()]
+    (tmp_path / "data_batch_1").write_bytes(NESTED)
+    assert all(path.stat().st_size < 1100 for path in files if path.stem != "deflated")
+    read = subprocess.run(
+        [sys.executable, "-c", READ_ALL, *files, tmp_path / "data_batch_1"], capture_output=True, text=True, check=False
+    )
+    assert (read.returncode, read.stdout) == (0, ""), read.stderr
+
+
+def test_a_file_of_torch_save_is_read_as_torch_would(tmp_path):
+    model = models.build("small", width=2)
+    state = {
+        **{
+            "state_dict": model.state_dict(),
+            "parameters": dict(model.named_parameters()),
+            "epoch": 3,
+            "best": (1.5, None),
+        },
+        **{
+            "transposed": torch.randn(3, 4).bfloat16().t(),
+            "row": model.conv1.weight.detach()[1],
+            "none": torch.empty(0),
+        },
+        **{str(dtype): torch.ones(2).to(dtype) for dtype in (torch.float16, torch.int64, torch.bool, torch.uint8)},
+    }
+    torch.save(state, tmp_path / "a.pt")
+    found, expected = load_torch_file(tmp_path / "a.pt"), torch.load(tmp_path / "a.pt", weights_only=True)
+    flat, wanted = flattened(found), flattened(expected)
+    assert list(flat) == list(wanted)
+    for name, value in wanted.items():
+        if isinstance(value, torch.Tensor):
+            assert (flat[name].dtype, flat[name].stride()) == (value.dtype, value.stride())
+            assert torch.equal(flat[name], value.detach())
+        else:
+            assert flat[name] == value
+
+
+def flattened(state):
+    """Return nested dicts as one, with tuples of keys."""
+    inner = {key: flattened(value) if isinstance(value, dict) else {(): value} for key, value in state.items()}
+    return {(key, *keys): leaf for key, leaves in inner.items() for keys, leaf in leaves.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["bytearray", "deflated", "nested"])
+def test_training_from_a_forged_file_of_torch_save_is_refused_in_one_line(tmp_path, case):
+    state, how = TORCH_FILES[case]
+    path = torch_file(tmp_path / "forged.pt", state, **how)
+    run = limited("train", "--data", "digits", "--epochs", "1", "--init", path, "--out", tmp_path / "run")
+    refused(run, "init: ", "forged.pt cannot be read as a state dict without running code")
+
+
+def test_a_forged_level_of_a_lottery_ticket_is_refused(tmp_path):
+    torch_file(tmp_path / "start.safetensors", {"w": Call(bytearray, 10**12)})
+    with pytest.raises(ValueError, match=r"start\.safetensors is damaged"):
+        LotteryTicket(models.build("small", width=2), 0.5, folder=tmp_path).run(lambda *_: None)

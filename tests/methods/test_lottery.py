@@ -157,11 +157,11 @@ def test_another_search_in_the_same_folder_and_a_damaged_file_are_named(tmp_path
     regrow.LotteryTicket(TRAINING.model(), 0.5, folder=tmp_path).run(train)
     with pytest.raises(ValueError, match=r"was begun with targets=\['0.weight', .*, this search has targets=\["):
         regrow.LotteryTicket(TRAINING.model(), 0.5, folder=tmp_path, include_last=True).run(train)
-    (tmp_path / "level-01.pt").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"level-01.pt is damaged .*: to train this level again, delete it"):
+    (tmp_path / "level-01.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"level-01.safetensors is damaged .*: to train this level again, delete it"):
         regrow.LotteryTicket(TRAINING.model(), 0.5, folder=tmp_path).run(train)
-    (tmp_path / "start.pt").write_bytes((tmp_path / "start.pt").read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"start.pt is damaged .*: to start again, delete the folder"):
+    (tmp_path / "start.safetensors").write_bytes((tmp_path / "start.safetensors").read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"start.safetensors is damaged .*: to start again, delete the folder"):
         regrow.LotteryTicket(TRAINING.model(), 0.5, folder=tmp_path).run(train)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import regrow
 from regrow import models
 from regrow.cli import demo
+from regrow.core.schedule import SCHEDULES
 from regrow.data import names as data_names
 from regrow.methods.registry import find_method, imported_methods
 from regrow.runs.recipe import Recipe, RecipeError, describe_recipe, load_recipe, recipe_names
-from regrow.train.build import LearningRate, make_model, make_optimizer, training_rate
+from regrow.train.build import LearningRate, make_model, make_optimizer, make_schedule, training_rate
 
 
 @given(
@@ -175,3 +178,60 @@ def test_the_rate_never_exceeds_its_peak_and_is_never_zero(warmup, start, t):
 def test_changing_nothing_gives_an_equal_recipe():
     recipe = load_recipe("cifar-small")
     assert recipe.changed() == recipe == Recipe.of(dataclasses.asdict(recipe))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'sparsity = { "layer4.*" = 0.95, "*" = 0.8 }',
+        '[sparsity]\n"layer4.*" = 0.95\n"*" = 0.8',
+        'sparsity = "layer4.*=0.95,*=0.8"',
+        'sparsity = " layer4.* = 0.95 , * = 0.80 "',
+    ],
+)
+def test_a_sparsity_for_each_pattern_is_read_from_a_table_or_a_text(tmp_path, text):
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+    recipe = Recipe.read(tmp_path / "mine.toml")
+    assert recipe == Recipe(sparsity={"layer4.*": 0.95, "*": 0.8})
+    assert recipe.level == {"layer4.*": 0.95, "*": 0.8}
+    assert Recipe.of(tomllib.loads(recipe.to_toml())) == recipe
+    assert Recipe.of(json.loads(json.dumps(dataclasses.asdict(recipe)))).key() == recipe.key()
+    assert recipe.name() == "digits-small-dpf95-80-s0"
+    assert recipe.sparsity_title == "layer4.* 95 %, * 80 %"
+
+
+def test_the_order_of_patterns_is_part_of_the_recipe():
+    first, second = {"conv*": 0.5, "conv1": 0.9}, {"conv1": 0.9, "conv*": 0.5}
+    assert Recipe(sparsity=first).key() != Recipe(sparsity=second).key()
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "message"),
+    [
+        ("most", "sparsity must be a number in .0, 1., or one for each of several patterns, .* got 'most'"),
+        ("a=0.5,b", "got 'a=0.5,b'"),
+        ("a=0.5,a=0.6", "got 'a=0.5,a=0.6'"),
+        ({}, "got ''"),
+        ({"a,b": 0.5}, "got 'a,b=0.5'"),
+        ({"a": 95, "*": 0.8}, "sparsity of 'a' must be in .0, 1., got 95. Did you mean 0.95"),
+        ({"a": "0.5"}, "sparsity of 'a' must be a number in .0, 1., got '0.5'"),
+        (True, "sparsity must be a number in .0, 1., got True"),
+        ([0.5], "sparsity must be a number in .0, 1., got"),
+    ],
+)
+def test_a_wrong_sparsity_is_named(sparsity, message):
+    with pytest.raises(RecipeError, match=message):
+        Recipe.of({"sparsity": sparsity})
+
+
+def test_a_recipe_names_its_schedule(monkeypatch):
+    monkeypatch.setitem(SCHEDULES, "late", lambda final, end, every: lambda t: final if t >= end else 0.0)
+    recipe = Recipe(epochs=4, schedule="late", sparsity={"conv1": 0.5, "*": 0.8})
+    late = make_schedule(recipe, steps=10)
+    assert [late["conv1"](29), late["conv1"](30), late["*"](30)] == [0.0, 0.5, 0.8]
+    assert make_schedule(Recipe(epochs=4), steps=10) == regrow.Cubic(0.9, end=30, every=10)
+    assert make_schedule(Recipe(epochs=4, schedule="constant"), steps=10) == 0.9
+    with pytest.raises(
+        RecipeError, match=r"schedule must be one of constant, cubic, late, got 'cubik'\. Did you mean 'cubic'"
+    ):
+        Recipe(schedule="cubik")

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
 from regrow.checks import warn
@@ -25,7 +27,17 @@ from regrow.engine.ops.activations import FUNCTIONS
 from regrow.engine.ops.base import kernels as registered_kernels
 from regrow.engine.ops.base import structures
 from regrow.engine.plan.tiles import SHAPES, Shape
-from regrow.system import cores, digest, kernel_folder, read_trusted, remember, trusted_folder
+from regrow.system import (
+    LIBRARY_SUFFIX,
+    cores,
+    cpu_features,
+    digest,
+    is_own,
+    kernel_folder,
+    read_trusted,
+    remember,
+    trusted_folder,
+)
 
 COMPILERS = ("gcc", "clang", "cc")
 
@@ -47,8 +59,10 @@ class NoCompilerError(RuntimeError):
 def source_files() -> dict[str, str]:
     """Return all C files by name: the shared ones, plan.h, and one file per operation."""
     folder = resources.files("regrow.engine.codegen").joinpath("kernels")
-    files = {file.name: file.read_text() for file in folder.iterdir() if file.name.endswith((".h", ".c"))}
-    files |= {kernel.source.name: kernel.source.read_text() for kernel in registered_kernels()}
+    files = {
+        file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith((".h", ".c"))
+    }
+    files |= {kernel.source.name: kernel.source.read_text(encoding="utf-8") for kernel in registered_kernels()}
     files["plan.h"] = plan_header(structures(), {name: function.c for name, function in FUNCTIONS.items()})
     return files
 
@@ -120,15 +134,16 @@ class Kernels:
 
 
 def find_compiler() -> tuple[str, ...]:
-    """Return the command in `$CC` with its arguments, or the first of gcc, clang and cc that exists."""
+    """Return the command in `$CC` with its arguments, or the first of gcc, clang, cc and the package ziglang."""
     named = os.environ.get("CC")
     if named is not None:
         return _named_compiler(named)
-    for candidate in COMPILERS:
-        found = shutil.which(candidate)
-        if found is not None:
-            return (found,)
-    raise NoCompilerError(f"no C compiler found (looked for {', '.join(COMPILERS)}).")
+    zig = [(sys.executable, "-m", "ziglang", "cc")] if find_spec("ziglang") is not None else []
+    others = [(found,) for found in map(shutil.which, COMPILERS) if found is not None]
+    # clang on Windows is often one for Microsoft's C library, which has no threads of POSIX.
+    for compiler in (*zig, *others) if sys.platform == "win32" else (*others, *zig):
+        return compiler
+    raise NoCompilerError(f"no C compiler found (looked for {', '.join(COMPILERS)} and the package ziglang).")
 
 
 def _named_compiler(command: str) -> tuple[str, ...]:
@@ -165,22 +180,22 @@ def flags_for(lanes: int | None) -> tuple[str, ...]:
 
 def version_of(compiler: tuple[str, ...]) -> str:
     """Return the output of `--version`."""
-    return subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        [*compiler, "--version"], capture_output=True, encoding="utf-8", errors="replace", check=False
+    ).stdout
 
 
-def processor() -> str:
-    """Return what `-march=native` depends on, so that a cache shared by machines has one build for each."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    kept = [line for line in text.splitlines() if line.startswith(("model name", "flags", "Features", "CPU part"))]
-    return "\n".join(sorted(set(kept)))
+def _options_for(compiler: tuple[str, ...], flags: tuple[str, ...]) -> list[str]:
+    """Return `flags` as `compiler` spells them: Zig takes the name of a CPU, without tuning."""
+    if not (len(compiler) > 1 and compiler[-1] == "cc" and ("ziglang" in compiler or Path(compiler[0]).stem == "zig")):
+        return list(flags)
+    cpu = "x86_64_v2" if "-mno-avx" in flags else "x86_64_v3" if "-mno-avx512f" in flags else "native"
+    return [f"-mcpu={cpu}", *(flag for flag in flags if not flag.startswith(("-march", "-mcpu", "-mtune", "-mno-")))]
 
 
 def call_compiler(compiler: tuple[str, ...], arguments: list[str]) -> None:
     """Run the compiler; an error quotes its messages."""
-    done = subprocess.run([*compiler, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([*compiler, *arguments], capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode != 0:
         raise NoCompilerError(f"{' '.join(compiler)} could not build the kernels:\n{done.stderr.strip()[:2000]}")
     if not Path(arguments[arguments.index("-o") + 1]).is_file():
@@ -224,7 +239,7 @@ def specialized_library(library: KernelLibrary, kernels: Kernels) -> KernelLibra
 
 @cache
 def _load(compiler: tuple[str, ...], flags: tuple[str, ...], folder: str, kernels: Kernels) -> KernelLibrary:
-    key = digest("\n".join([*kernels.sources(1), *flags, processor()]).encode())
+    key = digest("\n".join([*kernels.sources(1), *flags, cpu_features()]).encode())
     if compiler:
         key += "-" + digest("\n".join([*compiler, version_of(compiler)]).encode())
     handle, key = _cached(Path(folder), key) or (
@@ -240,7 +255,7 @@ def _cached(folder: Path, key: str) -> tuple[ctypes.CDLL, str] | None:
     Its name has a digest of its content: loading a damaged file would crash the process. Nobody but this user and root
     can change the open folder, so the file that was checked is the one that is loaded.
     """
-    name_of_library = re.compile(rf"kernels-({key}(?:-[0-9a-f]+)?)-([0-9a-f]+)\.so")
+    name_of_library = re.compile(rf"kernels-({key}(?:-[0-9a-f]+)?)-([0-9a-f]+){re.escape(LIBRARY_SUFFIX)}")
     with trusted_folder(folder) as opened:
         if opened is None:
             return None
@@ -257,12 +272,14 @@ def _cached(folder: Path, key: str) -> tuple[ctypes.CDLL, str] | None:
     return None
 
 
-def _loaded_from(folder: int, name: str, content: bytes) -> ctypes.CDLL:
+def _loaded_from(folder: int | Path, name: str, content: bytes) -> ctypes.CDLL:
     """Load a library from an open folder: another folder may be at its path by now."""
+    if isinstance(folder, Path):  # Windows
+        return _declared(folder / name)
     place = Path("/proc/self/fd", str(folder))
     if place.is_dir():
         return _declared(place / name)
-    with tempfile.TemporaryDirectory() as private:  # other systems than Linux
+    with tempfile.TemporaryDirectory() as private:  # macOS
         copied = Path(private, name)
         copied.write_bytes(content)
         return _declared(copied)
@@ -271,10 +288,11 @@ def _loaded_from(folder: int, name: str, content: bytes) -> ctypes.CDLL:
 def _built(compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, kernels: Kernels, key: str) -> ctypes.CDLL:
     """Build the library in a private folder, and store it in the cache if nobody else can change it."""
     _remove_abandoned(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=_BUILD) as build:
+    # Windows cannot remove a library that is loaded.
+    with tempfile.TemporaryDirectory(prefix=_BUILD, ignore_cleanup_errors=sys.platform == "win32") as build:
         built = _compile(compiler, flags, kernels, Path(build))
         content = built.read_bytes()
-        stored = remember(folder / f"kernels-{key}-{digest(content)}.so", content)
+        stored = remember(folder / f"kernels-{key}-{digest(content)}{LIBRARY_SUFFIX}", content)
         found = _cached(folder, key) if stored else None
         try:
             return _declared(built) if found is None else found[0]
@@ -287,7 +305,7 @@ def _remove_abandoned(folder: Path) -> None:
     for path in folder.glob(f"{_BUILD}*"):
         with contextlib.suppress(OSError):
             facts = path.lstat()
-            if facts.st_uid == os.getuid() and time.time() - facts.st_mtime > 3600:
+            if is_own(facts) and time.time() - facts.st_mtime > 3600:
                 shutil.rmtree(path)
 
 
@@ -314,9 +332,10 @@ def _compile(compiler: tuple[str, ...], flags: tuple[str, ...], kernels: Kernels
     sources = kernels.sources(_units(kernels))
     units = [folder / f"kernels{number}.c" for number in range(len(sources))]
     for unit, source in zip(units, sources, strict=True):
-        unit.write_text(source)
-    compiling = [[*flags, "-fPIC", "-c", str(unit), "-o", str(unit.with_suffix(".o"))] for unit in units]
-    built = folder / "kernels.so"
+        unit.write_text(source, encoding="utf-8")
+    options = [*_options_for(compiler, flags), "-fPIC"]
+    compiling = [[*options, "-c", str(unit), "-o", str(unit.with_suffix(".o"))] for unit in units]
+    built = folder / f"kernels{LIBRARY_SUFFIX}"
     linking = ["-shared", "-pthread", *(str(unit.with_suffix(".o")) for unit in units), "-o", str(built)]
     with ThreadPoolExecutor() as pool:
         list(pool.map(partial(call_compiler, compiler), compiling))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from regrow.engine.ops.conv import ConvStep
 from regrow.engine.plan.steps import Buffer, Schedule, Step
+from regrow.system import zeroed_memory
 
 ALIGNMENT = 64
 HUGE_PAGE = 2 << 20
@@ -145,8 +146,7 @@ def allocate(size: int) -> MemoryBlock:
     huge = size >= HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE")
     alignment = HUGE_PAGE if huge else mmap.PAGESIZE
     rounded = -(-max(size, 1) // alignment) * alignment
-    # Private: a forked process must not compute in its parent's memory, and shared memory rarely has huge pages.
-    owner = mmap.mmap(-1, rounded + (alignment if huge else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    owner = zeroed_memory(rounded + (alignment if huge else 0))
     start = ctypes.addressof(ctypes.c_char.from_buffer(owner))
     shift = -start % alignment
     if huge:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
 import weakref
 from enum import IntEnum
 from typing import Any, Generic, TypeVar
@@ -20,7 +19,7 @@ from regrow.engine.codegen.structs import RunArgs
 from regrow.engine.plan.lower import Plan
 from regrow.engine.plan.memory import allocate
 from regrow.engine.runtime.model import LayerTime, ModelBytes, Profile
-from regrow.system import cores
+from regrow.system import MONOTONIC_CLOCK, cores
 
 Kept = TypeVar("Kept")
 
@@ -146,7 +145,7 @@ class NativeRunner:
         *,
         threads: int = 1,
         mode: ThreadMode | None = None,
-        clock: int = time.CLOCK_MONOTONIC,
+        clock: int = MONOTONIC_CLOCK,
     ) -> None:
         if plan.slices > 1 and threads not in (1, plan.slices):
             raise ValueError(f"a plan for {plan.slices} slices needs as many threads, got {threads}")

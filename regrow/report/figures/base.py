@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from regrow.text import install_hint
+
 SHOWN = "indexof(shown, datum.series) >= 0"
 """Vega filter for figures in which series can be hidden."""
 AT_LEVEL = "datum.level == null || datum.level == level"
@@ -60,7 +62,7 @@ def altair() -> Any:
     try:
         import altair
     except ImportError:
-        raise ImportError('figures need altair and vl-convert-python: pip install "regrow[report]"') from None
+        raise ImportError(f"figures need altair and vl-convert-python: {install_hint('report')}") from None
     return altair
 
 

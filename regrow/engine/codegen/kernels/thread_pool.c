@@ -14,6 +14,15 @@
 
 #include "halo_exchange.h"
 
+#ifdef _WIN32 /* whose C library lacks aligned_alloc */
+#include <malloc.h>
+#define ALIGNED_ALLOC(alignment, size) _aligned_malloc(size, alignment)
+#define ALIGNED_FREE(memory) _aligned_free(memory)
+#else
+#define ALIGNED_ALLOC(alignment, size) aligned_alloc(alignment, size)
+#define ALIGNED_FREE(memory) free(memory)
+#endif
+
 #if defined(__x86_64__) || defined(__i386__)
 #define RELAX() __builtin_ia32_pause()
 #elif defined(__aarch64__) || defined(__arm__)
@@ -202,7 +211,7 @@ void regrow_pool_free(struct thread_pool *pool)
     pthread_cond_destroy(&pool->wake);
     pthread_mutex_destroy(&pool->mutex);
     free(pool->threads);
-    free(pool->progress);
+    ALIGNED_FREE(pool->progress);
     free(pool);
 }
 
@@ -213,10 +222,10 @@ struct thread_pool *regrow_pool_new(int size, int cores)
     struct thread_pool *pool = calloc(1, sizeof *pool);
     if (pool == NULL) return NULL;
     pool->threads = calloc((size_t)size, sizeof *pool->threads);
-    pool->progress = aligned_alloc(_Alignof(struct progress), (size_t)size * sizeof *pool->progress);
+    pool->progress = ALIGNED_ALLOC(_Alignof(struct progress), (size_t)size * sizeof *pool->progress);
     if (pool->threads == NULL || pool->progress == NULL) {
         free(pool->threads);
-        free(pool->progress);
+        ALIGNED_FREE(pool->progress);
         free(pool);
         return NULL;
     }
