@@ -10,17 +10,15 @@ the authors' code: shortcuts are pruned like every other convolution unless `tar
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal, Unpack
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.budget import prune_count
-from regrow.core.options import EPOCH, MethodInfo
+from regrow.core.options import EPOCH, MethodInfo, TargetOptions
 from regrow.core.pruner import Pruner
 from regrow.core.schedule import Sparsity
-from regrow.core.targets import Names, TargetSpec
 from regrow.core.units import Criterion
 from regrow.core.weights import Memory
 
@@ -47,19 +45,18 @@ class SFP(Pruner):
         sparsity: Sparsity,
         every: int | Literal["auto"] = "auto",
         criterion: Criterion = "l2",
-        targets: TargetSpec = None,
-        exclude: Names = (),
-        include_last: bool = False,
-        process_group: dist.ProcessGroup | None = None,
+        **options: Unpack[TargetOptions],
     ) -> None:
-        options: dict[str, Any] = {
-            "targets": targets,
-            "exclude": exclude,
-            "include_last": include_last,
-            "process_group": process_group,
-        }
-        chosen: dict[str, Any] = {"unit": "filter", "criterion": criterion, "scope": "layer"}
-        super().__init__(model, optimizer, sparsity=sparsity, every=every, **chosen, **options)
+        super().__init__(
+            model,
+            optimizer,
+            sparsity=sparsity,
+            every=every,
+            unit="filter",
+            criterion=criterion,
+            scope="layer",
+            **options,
+        )
 
     def next_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Keep the filters of largest norm in each layer."""

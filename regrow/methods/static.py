@@ -8,17 +8,16 @@ the effect of moving connections. Counts are exact; those of a Bernoulli mask ar
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Unpack
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.bits import uniform
 from regrow.core.budget import Scope
-from regrow.core.options import MethodInfo, check_constant
+from regrow.core.options import MethodInfo, TargetOptions, check_constant
 from regrow.core.pruner import Pruner
 from regrow.core.schedule import Level
-from regrow.core.targets import Names, TargetSpec
 
 
 class Static(Pruner):
@@ -40,10 +39,7 @@ class Static(Pruner):
         sparsity: Level,
         scope: Scope = "erk",
         seed: int = 0,
-        targets: TargetSpec = None,
-        exclude: Names = (),
-        include_last: bool = False,
-        process_group: dist.ProcessGroup | None = None,
+        **options: Unpack[TargetOptions],
     ) -> None:
         self.seed = seed
         super().__init__(
@@ -51,10 +47,7 @@ class Static(Pruner):
             optimizer,
             sparsity=check_constant(self, sparsity),
             scope=scope,
-            targets=targets,
-            exclude=exclude,
-            include_last=include_last,
-            process_group=process_group,
+            **options,
         )
 
     def updates_at(self, t: int) -> bool:
