@@ -133,7 +133,7 @@ def _period(scale: Scale, store: ResultStore) -> Claim:
     return Claim(title, verdict, f"{heat.text(store)}\n\n{note}", numbers)
 
 
-def _overhead(scale: Scale, store: ResultStore) -> Claim:
+def _overhead(store: ResultStore) -> Claim:
     title = "The overhead is trivial"
     path = store.file("core.json")
     if path is None:
@@ -147,7 +147,7 @@ def _overhead(scale: Scale, store: ResultStore) -> Claim:
     return Claim(title, verdict, table(["side by side", "time", "of plain training"], lines), numbers)
 
 
-def _bounds(scale: Scale, store: ResultStore) -> Claim:
+def _bounds(store: ResultStore) -> Claim:
     records = read_theorems(store)
     held = sum(record["measured"] <= record["bound"] for record in records)
     verdict = OPEN if not records else SHOWN if held == len(records) else NOT_SHOWN
@@ -198,8 +198,8 @@ def claims(scale: Scale, store: ResultStore) -> list[Claim]:
             store,
             "" if scale.stand_in is None else _SFP,
         ),
-        _overhead(scale, store),
-        _bounds(scale, store),
+        _overhead(store),
+        _bounds(store),
         _compared("Beyond the paper: DPF is ahead of SET and RigL at 90 %", pairs.further(scale), store),
         _compared("Beyond the paper: DPF with a mask at every step is ahead", pairs.every_step(scale), store),
         _compared(
