@@ -243,7 +243,7 @@ class Pruner:
                 return (
                     f"the sparsity of {final:.1%}{of} is not reached: {schedule!r} ends at step {end}, and the last "
                     f"mask update of this training ({steps:,} steps, every={self.every}) is after step {last}, with "
-                    f"{schedule(last):.1%}. End the ramp earlier, or choose a smaller every."
+                    f"{schedule(last):.1%}. End the ramp earlier, choose a smaller every, or train longer."
                 )
         return ""
 
