@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from regrow.runs.stop import GRACE, stop_with_parent
 from regrow.sweep.jobs import Job, JobResult, work
@@ -23,7 +24,7 @@ _PRELOAD = ["regrow.sweep.jobs", "regrow.train.run", "torch._dynamo"]
 class _Worker:
     job: Job
     process: BaseProcess
-    result: Connection
+    result: Any  # the end of a pipe, whose class differs on Windows
 
 
 class LocalExecutor:

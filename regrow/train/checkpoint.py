@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
+from inspect import signature
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,6 +131,13 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case None | bool() | int() | float() | str():
             return value
     raise ValueError(f"unknown entry {value!r:.40}")
+
+
+def saves_shards() -> bool:
+    """Return whether this torch can save sharded tensors as safetensors: from 2.9 on."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    return "save_distributed" in signature(HuggingFaceStorageWriter).parameters
 
 
 def save_sharded(folder: Path, state: Mapping[str, Any], ranks: Ranks) -> dict[str, Any]:
