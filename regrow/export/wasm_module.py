@@ -28,7 +28,7 @@ from regrow.engine.runtime.model import TorchRunner
 from regrow.export.c_source import rounded_graph
 from regrow.export.html_page import html_page, script_data
 from regrow.export.wasm_plan import LANES, module_data
-from regrow.export.wasm_template import fill, read_template
+from regrow.export.wasm_template import fill, info_of, read_template
 from regrow.system import write_atomically
 
 
@@ -134,12 +134,6 @@ def wasm(
 def template_text(name: str) -> str:
     """Return one of the files in `templates`."""
     return resources.files("regrow.export").joinpath("templates", name).read_text()
-
-
-def info_of(module: bytes) -> dict[str, Any]:
-    """Return the description at the end of a module."""
-    described: dict[str, Any] = json.loads(module[module.rindex(b"\6regrow{") + 7 :])
-    return described
 
 
 def _info(graph: Graph, weights: Format, **optional: Sequence[float] | Sequence[str]) -> dict[str, Any]:
