@@ -88,8 +88,8 @@ def wasm(
 
     `weights` "fp16" and "int8" (one scale per output channel) make the file smaller; the network computes in float32 in
     any case, at the same speed. `mean` and `std` say how pixels in [0, 1] are normalized; they and the names of the
-    `classes` are stored for the page. A page of your own in `folder` is not overwritten. If Node.js or the package `wasmtime` is installed, the module is run on the first
-    example and compared with torch.
+    `classes` are stored for the page. A page of your own in `folder` is not overwritten. If Node.js or the package
+    `wasmtime` is installed, the module is run on the first example and compared with torch.
 
     >>> regrow.export.wasm(model, torch.randn(1, 3, 32, 32), "web")    # doctest: +SKIP
     """

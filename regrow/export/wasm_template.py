@@ -50,8 +50,8 @@ def read_template() -> bytes:
 def fill(template: bytes, data: ModuleData, *, inputs: int, outputs: int, info: dict[str, Any]) -> bytes:
     """Return the module that runs a network: exports `memory`, `run`, and the addresses `x` and `y`.
 
-    `info` is stored as JSON in the custom section `regrow`, which is the last one. The module ends with the CRC-32 of all
-    bytes before it, in this section.
+    `info` is stored as JSON in the custom section `regrow`, which is the last one. The section, and so the module, ends
+    with the CRC-32 of all bytes before it.
     """
     sections = {kind: body for kind, body in _sections(template) if kind != _CUSTOM}
     exported, globals_ = _exports(sections[_EXPORT]), _constant_globals(sections[_GLOBAL])
