@@ -20,7 +20,7 @@ from torch import nn
 
 from benchmarks.browser import chromium
 from benchmarks.browser.chromium import Chromium
-from regrow import DPF
+from regrow import DPF, Cubic
 from regrow.engine import UnsupportedOperationError
 from regrow.engine.plan.weights import Format
 from regrow.export import wasm_module, wasm_template
@@ -299,7 +299,7 @@ def test_an_unsupported_operation_is_named_with_an_alternative(tmp_path: Path) -
 
 def test_an_unfinished_model_gives_a_warning(tmp_path: Path) -> None:
     model = sparse("small", 1.0, channels=1, size=8)
-    pruner = DPF(model, torch.optim.SGD(model.parameters(), lr=0.1), sparsity=0.9, total_steps=10)
+    pruner = DPF(model, torch.optim.SGD(model.parameters(), lr=0.1), sparsity=Cubic(0.9, end=100))
     with pytest.warns(UserWarning, match="not as sparse as asked for"):
         wasm(model, torch.randn(1, 1, 8, 8), tmp_path)
     assert pruner.step == 0
