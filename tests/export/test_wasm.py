@@ -364,3 +364,4 @@ def test_a_page_and_its_worker_run_the_module_under_a_strict_policy(tmp_path: Pa
         assert message.startswith("this JavaScript engine cannot compile the model: ")
         assert "Content Security Policy" in message
     server.shutdown()
+    server.server_close()
