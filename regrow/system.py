@@ -37,9 +37,12 @@ STOP_SIGNALS = tuple(
 )
 """Signals that ask a process to stop: Ctrl-C, a request to end, and a closed terminal (SIGBREAK on Windows)."""
 
-# The kernels' thread library numbers the clocks of Windows like Linux.
-MONOTONIC_CLOCK = 1 if sys.platform == "win32" else time.CLOCK_MONOTONIC
-"""Number of the clock that measures kernels."""
+if sys.platform == "win32":
+    # The kernels' thread library has numbers of its own; its clock for processor time ticks 64 times a second.
+    MONOTONIC_CLOCK = PROCESSOR_CLOCK = 1
+else:
+    MONOTONIC_CLOCK, PROCESSOR_CLOCK = time.CLOCK_MONOTONIC, time.CLOCK_THREAD_CPUTIME_ID
+"""Numbers of the clocks that measure kernels; processor time is not affected by other processes."""
 
 LIBRARY_SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 """End of the names of shared libraries."""

@@ -156,7 +156,7 @@ def shortfall(schedules: Mapping[str, Schedule], *, last: int, steps: int, every
             return (
                 f"the sparsity of {final:.1%}{of} is not reached: {schedule!r} ends at step {end}, and the last mask "
                 f"update of this training ({steps:,} steps, every={every}) is after step {last}, with "
-                f"{schedule(last):.1%}. End the ramp earlier, or choose a smaller every."
+                f"{schedule(last):.1%}. End the ramp earlier, choose a smaller every, or train longer."
             )
     return ""
 

@@ -13,7 +13,7 @@ from typing import Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.checks import check_steps, warn
+from regrow.checks import check_steps
 from regrow.core.options import MethodInfo, PrunerOptions
 from regrow.core.pruner import Pruner
 from regrow.core.schedule import Sparsity
@@ -50,10 +50,11 @@ class OneShot(Pruner):
         """Return whether this is the step."""
         return t == self.at
 
-    def warn_if_idle(self, total: int) -> None:
-        """Warn if the step lies beyond a training of `total_steps` optimizer steps."""
-        if self.at > total:
-            warn(f"OneShot never prunes: at={self.at:,} is beyond the {total:,} steps of this training.")
+    def shortfall(self, steps: int, until: int | None = None) -> str:
+        """Return that nothing is pruned if `at` lies beyond a training of `steps` optimizer steps."""
+        if self.at > steps:
+            return f"OneShot never prunes: at={self.at:,} is beyond the {steps:,} steps of this training."
+        return super().shortfall(steps, until)
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the largest weights."""

@@ -173,7 +173,7 @@ def _logged(folder: Path) -> Iterator[None]:
 class _Worker:
     job: Job
     process: BaseProcess
-    result: Connection
+    result: Any  # the end of a pipe, whose class differs on Windows
 
 
 class LocalExecutor:

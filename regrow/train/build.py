@@ -269,7 +269,7 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
     pruner: Pruner = method(model, optimizer, **options)
     if "total_steps" not in options:  # methods that know the length of training check it themselves
         if problem := pruner.shortfall(recipe.epochs * steps):
-            raise RecipeError(f'{problem} In a recipe: a smaller ramp_end, more epochs, or every = "auto".')
+            raise RecipeError(problem)
         pruner.warn_if_idle(recipe.epochs * steps)
     if method.every_divides_epoch and steps % pruner.every:
         raise RecipeError(
@@ -292,7 +292,8 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
     """Return sparsity and times in optimizer steps, as far as they are options of the method."""
     total = recipe.epochs * steps
     facts = {
-        "sparsity": make_schedule(recipe, steps) if ramps(method) else recipe.level,
+        # A method that prunes once, at a given step, does not follow a ramp.
+        "sparsity": make_schedule(recipe, steps) if ramps(method) and "at" not in known else recipe.level,
         "at": total,
         "total_steps": total,
         "seed": recipe.seed,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from inspect import signature
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,13 @@ def load(path: Path) -> dict[str, Any]:
         found = state.get("format")
         raise RunFolderError(f"{path} has format {found!r:.40}, this version of regrow reads {_FORMAT}.")
     return state
+
+
+def saves_shards() -> bool:
+    """Return whether this torch can save sharded tensors as safetensors: from 2.9 on."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    return "save_distributed" in signature(HuggingFaceStorageWriter).parameters
 
 
 def save_sharded(folder: Path, state: Mapping[str, Any], ranks: Ranks) -> dict[str, Any]:

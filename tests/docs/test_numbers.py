@@ -99,3 +99,18 @@ def test_the_page_about_existing_models_has_the_accuracies_of_the_results(label,
     (line,) = (line for line in text_of("existing-model.md").splitlines() if line.startswith(f"| {label} |"))
     assert found.n == 3
     assert line.endswith(f"| {found.mean:.1f} ± {found.std:.1f} % |")
+
+
+def test_the_sentences_about_an_existing_network_follow_from_the_results():
+    rows = [json.loads(line) for line in (RESULTS / "existing" / "cifar10-resnet8.jsonl").read_text().splitlines()]
+    found = {}
+    for row in rows:
+        recipe = row["recipe"]
+        if row["evaluated_on"] == "test":
+            found.setdefault((recipe["method"], recipe["init"] is not None, recipe["epochs"]), []).append(row["top1"])
+    dpf, oneshot = Summary.of(found["dpf", True, 2]), Summary.of(found["oneshot", True, 0])
+    scratch, full = Summary.of(found["dpf", False, 2]), Summary.of(found["dpf", False, 8])
+    assert abs(dpf.mean - oneshot.mean) < min(dpf.std, oneshot.std)
+    assert 9.5 < dpf.mean - scratch.mean < 11
+    assert full.mean > dpf.mean
+    assert dpf.n == oneshot.n == scratch.n == len(found["dense", False, 8])
