@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regrow.core.modules import TOLERANCE, check_same, disagreement, distance, output_of, prepared
+from regrow.core.pruner import warn_if_unfinished
 from regrow.engine.frontend.fuse import fuse, join_shortcuts
 from regrow.engine.frontend.graph import Graph
 from regrow.engine.frontend.torch_export import capture
@@ -94,6 +95,7 @@ def wasm(
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder must be a directory, and {str(folder)!r} is a file")
+    warn_if_unfinished(model)
     model, examples = prepared(model, example_input)
     if len(examples) == 0:
         raise ValueError("example_input must hold at least one image")
