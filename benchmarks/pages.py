@@ -266,7 +266,7 @@ def narrow(lines: Sequence[dict[str, str]]) -> str:
     told = next(
         n for n in range(1, len(heads) + 1) if len({tuple(map(line.get, heads[:n])) for line in lines}) == len(lines)
     )
-    half = (len(heads) + told) // 2
+    half = (len(heads) + told) // 2 + 1
     parts = (heads[:half], heads[:told] + heads[half:])
     return "\n".join(markdown([{head: line.get(head, "") for head in part} for line in lines]) for part in parts)
 

@@ -17,6 +17,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -351,3 +352,29 @@ def cpu_features() -> str:
         return f"{cpu_name()} {platform.processor()}"
     kept = [line for line in text.splitlines() if line.startswith(("model name", "flags", "Features", "CPU part"))]
     return "\n".join(sorted(set(kept)))
+
+
+@contextmanager
+def shown_if_slow(what: str, after: float = 2.0) -> Iterator[None]:
+    """Show on a terminal how long something has been taking, once that is more than `after` seconds."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    done, began = threading.Event(), time.monotonic()
+
+    def show() -> None:
+        if done.wait(after):
+            return
+        while True:
+            print(f"\r{what} … {time.monotonic() - began:.0f} s", end="", file=sys.stderr, flush=True)
+            if done.wait(1.0):
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # erase the line
+                return
+
+    shower = threading.Thread(target=show, daemon=True)
+    shower.start()
+    try:
+        yield
+    finally:
+        done.set()
+        shower.join()

@@ -101,8 +101,8 @@ def wasm(
     page = folder / "index.html"
     if page.exists() and _GENERATOR not in page.read_text(errors="replace"):
         raise ValueError(f"{page} was not written by regrow, and would be overwritten; choose another folder")
-    given, (model, examples) = model, prepared(model, example_input)
-    warn_if_unfinished(given)
+    warn_if_unfinished(model)
+    model, examples = prepared(model, example_input)
     if len(examples) == 0:
         raise ValueError("example_input must hold at least one image")
     example = examples[:1].contiguous()

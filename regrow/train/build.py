@@ -136,7 +136,8 @@ def make_model(recipe: Recipe, info: DatasetInfo | None = None, imports: Collect
             model = _named_model(recipe.model, info or data.info(recipe.data), given)
     model.to(make_device(recipe))
     if recipe.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        layout: dict[str, Any] = {"memory_format": torch.channels_last}  # torch 2.13 does not declare it
+        model.to(**layout)
     return model
 
 

@@ -77,7 +77,8 @@ def save_sharded(folder: Path, state: Mapping[str, Any], ranks: Ranks) -> dict[s
         return {_MARK: path, "shape": list(leaf.shape), "dtype": str(leaf.dtype).removeprefix("torch.")}
 
     rest: dict[str, Any] = _map_leaves(state, take)
-    save_tensors(tensors, storage_writer=HuggingFaceStorageWriter(str(folder / name), save_distributed=True))
+    options: dict[str, Any] = {"save_distributed": True}  # unknown to torch 2.8
+    save_tensors(tensors, storage_writer=HuggingFaceStorageWriter(str(folder / name), **options))
     return {**rest, "shards": name}
 
 

@@ -112,5 +112,5 @@ def test_the_sentences_about_an_existing_network_follow_from_the_results():
     scratch, full = Summary.of(found["dpf", False, 2]), Summary.of(found["dpf", False, 8])
     assert abs(dpf.mean - oneshot.mean) < min(dpf.std, oneshot.std)
     assert 9.5 < dpf.mean - scratch.mean < 11
-    assert full.mean > dpf.mean
-    assert dpf.n == oneshot.n == scratch.n == len(found["dense", False, 8])
+    assert 0.5 < full.mean - dpf.mean < 1.5
+    assert dpf.n == full.n == oneshot.n == scratch.n == len(found["dense", False, 8])
