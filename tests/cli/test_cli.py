@@ -103,7 +103,7 @@ def test_the_same_command_again_shows_the_finished_run(capsys, tmp_path):
 
 
 def test_a_recipe_file_is_trained_with_the_options_on_top(capsys, tmp_path):
-    (tmp_path / "mine.toml").write_text(QUICK.changed(epochs=9).to_toml(), encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(QUICK.changed(epochs=9, every="auto").to_toml(), encoding="utf-8")
     code, said, _ = call(capsys, "train", tmp_path / "mine.toml", "--epochs", "1", "--out", tmp_path / "run")
     assert code == 0
     assert "epoch 1/1" in said
