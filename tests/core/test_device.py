@@ -194,7 +194,7 @@ PINNED = {"global": (75, 2, 528), "layer": (75, 4, 1024)}
 @pytest.mark.parametrize(("scope", "expected"), PINNED.items())
 def test_a_refresh_of_resnet20_takes_the_pinned_number_of_launches(scope, expected):
     torch.manual_seed(0)
-    counts = measure(build("resnet20"), scope)
+    counts = measure(build("resnet20"), scope=scope)
     step, refresh = counts["step"], counts["refresh"]
     assert (step.launches, step.syncs, step.host_bytes) == (2, 0, 0)
     assert (refresh.launches, refresh.syncs, refresh.host_bytes) == expected
