@@ -9,6 +9,7 @@ the host.
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,9 +26,13 @@ from torch.utils._pytree import tree_leaves
 import regrow
 from benchmarks.runner import RESULTS, machine, table
 from regrow.core.bits import device_path
+from regrow.core.pruner import Pruner
+from regrow.core.targets import find_targets
+from regrow.methods.registry import METHODS, find_method
 from regrow.models import build
 
 SYNCS = ("_local_scalar_dense", "nonzero", "bincount", "masked_select", "unique_dim", "_unique2", "equal")
+_STEPS = 3  # the second one of a training, with a mask update, the third one, and the fourth, where a phase begins
 FREE = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh", "set_")
 
 
@@ -125,18 +130,37 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
 
 
-def count_step(model: nn.Module, method: str | None = None, **options: Any) -> Counts:
-    """Return the counts of one optimizer step with a pruner; without a method, those of a plain step."""
-    model = copy.deepcopy(model)  # a pruner leaves it pruned
+def count_steps(model: nn.Module, method: type[Pruner], **options: Any) -> dict[str, Counts]:
+    """Return the counts of the first step without and of the first with a mask update, if there are such steps."""
+    model, found = copy.deepcopy(model), {}
     optimizer = sgd(model)
     with device_path():
-        pruner = None if method is None else getattr(regrow, method)(model, optimizer, **options)
+        pruner = method(model, optimizer, **options)
         optimizer.step()  # the momentum exists
-        with counted() as counts:
-            optimizer.step()
-        if pruner is not None:
-            pruner.detach()
-    return counts
+        for _ in range(_STEPS):
+            updates = pruner.updates
+            with counted() as counts:
+                optimizer.step()
+            found.setdefault("refresh" if pruner.updates > updates else "step", counts)
+        pruner.detach()
+    return found
+
+
+def measure(model: nn.Module, method: type[Pruner] = regrow.DPF, **options: Any) -> dict[str, Counts]:
+    """Return what a step without and one with a mask update adds to a plain step."""
+    bare = copy.deepcopy(model)
+    optimizer = sgd(bare)
+    optimizer.step()
+    with counted() as plain:
+        optimizer.step()
+    known = inspect.signature(method).parameters
+    usual = {"sparsity": 0.9, "every": 2, "total_steps": 40, "at": 2, "compressor": "sign"}
+    if "masks" in known:
+        options["masks"] = {name: p.detach() > 0 for name, p in model.named_parameters() if p.ndim > 1}
+    if method is regrow.DSD:
+        usual["switches"] = (0.075, 0.75)
+    options = {name: value for name, value in usual.items() if name in known} | options
+    return {kind: added(counts, plain) for kind, counts in count_steps(model, method, **options).items()}
 
 
 def added(counts: Counts, plain: Counts) -> Counts:
@@ -149,42 +173,38 @@ def added(counts: Counts, plain: Counts) -> Counts:
     )
 
 
-def measure(model: nn.Module, scope: str, *, method: str = "DPF", **options: Any) -> dict[str, Counts]:
-    """Return what a step without and with a mask update adds to a plain step."""
-    plain = count_step(model)
-    never = {"every": 10**9, "sparsity": 0.9, "scope": scope}
-    always = {"every": 1, "sparsity": 0.9, "scope": scope}
-    return {
-        "step": added(count_step(model, method, **{**options, **never}), plain),
-        "refresh": added(count_step(model, method, **{**options, **always}), plain),
-    }
-
-
 def main() -> None:
     """Count for ResNet-50 and write `results/benchmarks/device.json`."""
     model = build("resnet50", size=224)
-    weights = sum(p.nbytes for p in model.parameters() if p.ndim > 1)
-    found = {scope: measure(model, scope) for scope in ("global", "layer")}
-    rows = [
-        {"scope": scope, "measured": kind, **asdict(counts), "of the weights": counts.transient_bytes / weights}
-        for scope, kinds in found.items()
-        for kind, counts in kinds.items()
-    ]
-    print(table(rows))
+    targeted = sum(target.param.nbytes for target in find_targets(model))
+    scopes = {scope: measure(model, scope=scope) for scope in ("global", "layer")}
+    methods = {name: measure(model, find_method(name)) for name in METHODS}
+    shares = {scope: round(kinds["refresh"].transient_bytes / targeted, 3) for scope, kinds in scopes.items()}
+    print(
+        table(
+            [
+                {"counted": f"{name}, {kind}", **c.recorded()}
+                for name, kinds in (scopes | methods).items()
+                for kind, c in kinds.items()
+            ]
+        )
+    )
+    print(f"memory of a refresh, as a share of the weights: {shares}")
     result = {
-        "title": "Launches, host syncs and bytes copied to the host that DPF adds to an optimizer step",
+        "title": "Launches, host syncs and bytes copied to the host that a pruner adds to an optimizer step",
         "command": "python -m benchmarks.device",
         "date": date.today().isoformat(),
         "machine": machine(),
-        "resnet50": {
-            scope: {kind: counts.recorded() for kind, counts in kinds.items()} for scope, kinds in found.items()
-        },
-        "transient share of the weights": {
-            scope: round(kinds["refresh"].transient_bytes / weights, 3) for scope, kinds in found.items()
-        },
+        "resnet50": _recorded(scopes),
+        "transient_share": shares,
+        "methods": _recorded(methods),
     }
     path = RESULTS / "device.json"
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _recorded(counts: dict[str, dict[str, Counts]]) -> dict[str, dict[str, dict[str, int]]]:
+    return {name: {kind: each.recorded() for kind, each in kinds.items()} for name, kinds in counts.items()}
 
 
 if __name__ == "__main__":

@@ -333,7 +333,10 @@ class Pruner:
         return 1 - sum(kept) / sum(sizes)
 
     def stats(self) -> Stats:
-        """Return reached and requested sparsity, also per layer, δ_t, flips and collapsed layers."""
+        """Return reached and requested sparsity, also per layer, δ_t, flips and collapsed layers.
+
+        On an accelerator this waits for the device, as logging does: call it every few steps, not at every one.
+        """
         self._check_model()
         if not self._detached:
             self._weights.accept_external_writes(self.step)

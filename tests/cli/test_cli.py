@@ -430,3 +430,18 @@ def test_each_pattern_has_its_sparsity_on_the_command_line(capsys, tmp_path):
     layers = read_metrics(tmp_path / "run")[-1]["layers"]
     assert layers == {"conv2.weight": pytest.approx(0.5), "conv3.weight": pytest.approx(0.8, abs=1e-3)}
     assert read_recipe(tmp_path / "run").level == {"conv2": 0.5, "*": 0.8}
+
+
+def test_selftest_compares_the_code_for_accelerators_with_the_cpu(capsys):
+    code, said, _ = call(capsys, "selftest", "--device", "cpu", "--network", "small", "--steps", "1")
+    assert code == 0
+    assert said.count(" equal") == 20
+    assert "refresh, layer" in said
+    assert "all masks are those of the CPU" in said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is available")
+def test_selftest_says_which_device_can_be_used_instead(capsys):
+    code, said, problem = call(capsys, "selftest", "--device", "cuda")
+    assert (code, said) == (2, "")
+    assert "device 'cuda' is not available on this machine: use --device" in problem
