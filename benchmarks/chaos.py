@@ -4,7 +4,7 @@
     python -m benchmarks.chaos --kills 20 --only training --out /tmp/chaos.jsonl
 
 Each round is one line in `results/chaos/kills.jsonl`: what was done, the seed that repeats its random choices, kills,
-files checked, seconds. The command can be interrupted and goes on with the kills that are still missing. It stops at
+files checked, seconds. The command can be interrupted and continues with the missing kills. It stops at
 the first file that is damaged, finished run that is lost or result that is not bit for bit that of an undisturbed
 process; the folder with the evidence is kept.
 """

@@ -1,4 +1,4 @@
-"""An epoch of CIFAR-10's size with crop, mirror image and normalisation: `regrow.data` against DataLoader.
+"""An epoch of CIFAR-10's size with crop, mirror image and normalization: `regrow.data` against DataLoader.
 
 Both get the same images and make the same kind of batches (float32, 128 images). The DataLoader runs the
 usual per-sample transforms, once on tensors and once on Pillow images; one thread, no worker processes.
@@ -23,7 +23,7 @@ ROUNDS = 3
 
 
 class OnTensors(Dataset[tuple[Tensor, int]]):
-    """Pad, crop, mirror and normalise one image at a time with tensor operations."""
+    """Pad, crop, mirror and normalize one image at a time with tensor operations."""
 
     def __init__(self, images: data.ImageSet) -> None:
         self.images, self.labels, self.info = images.images, images.labels.tolist(), images.info

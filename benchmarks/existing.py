@@ -1,7 +1,7 @@
 """Prunes a trained ResNet-8 to 90 % in a quarter of its epochs, beside one-shot pruning and training from scratch.
 
 `REGROW_DATA=... python -m benchmarks.existing RUNS` trains in folders of RUNS, one run at a time, and writes finished
-runs to `results/cifar10-existing-model.jsonl`; the same command resumes. The learning rate of each way is the best of
+runs to `results/existing/cifar10-resnet8.jsonl`; the same command resumes. The learning rate of each way is the best of
 four on 5,000 held-out training images, with a dense network that has not seen them.
 """
 
@@ -15,7 +15,8 @@ from benchmarks import collect
 from regrow.runs.recipe import Recipe, load_recipe
 from regrow.train.run import run
 
-OUT = Path(__file__).parents[1] / "results" / "cifar10-existing-model.jsonl"
+OUT = Path(__file__).parents[1] / "results" / "existing" / "cifar10-resnet8.jsonl"
+# In a folder of its own: the trainings in `results/` itself used JPEG copies of these images.
 SHORT = 2
 """Epochs of pruning: a quarter of the dense training."""
 RATES = (0.02, 0.05, 0.1, 0.2)

@@ -242,7 +242,7 @@ def _launch(recipe: Recipe, folder: Path) -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
-    sys.exit(launch(_train_one_rank, (recipe, folder, OFTEN), nproc=2, restarts=0))
+    sys.exit(launch(_train_one_rank, (recipe, folder, OFTEN, frozenset()), nproc=2, restarts=0))
 
 
 def _sweep(recipes: list[Recipe], folder: Path) -> None:

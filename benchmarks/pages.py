@@ -32,6 +32,8 @@ ROOT = RESULTS.parent.parent
 JPEG = "CIFAR-10 (JPEG q75)"
 ENGINE = "resnet20", "wrn28-2", "resnet50"
 SERIES = 10  # more curves than these in one picture tell nothing
+WIDEST = 14  # columns that fit on a page
+EXISTING = RESULTS.parent / "existing" / "cifar10-resnet8.jsonl"
 LEVELS = 0.9, 0.95
 SCALES = {f"ResNet-8, {JPEG}": ("jpeg", RESULTS.parent), "digits": ("digits", RESULTS.parent / "digits")}
 MARKS = "<!-- measured: python -m benchmarks.pages -->\n", "<!-- /measured -->"
@@ -44,7 +46,7 @@ def write_pages(folder: Path) -> None:
     drawn = write_figures(filter(None, map(_figure, tasks)), folder, ("svg",))
     pictures = {path.stem: path.name for path in drawn}
     parts = {"trainings": trainings(tasks, pictures), "benchmarks": benchmarks(), "measured": measured()}
-    parts |= {"engine": engine(), "browser": browser(), "headline": headline.html()}
+    parts |= {"engine": engine(), "browser": browser(), "headline": headline.html(), "existing": existing()}
     for name, text in parts.items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
@@ -112,7 +114,7 @@ def benchmarks() -> str:
             shown = {name: cell(value) for name, value in row.items() if name != "part"}
             parts.setdefault(row.get("part", ""), []).append(shown)
         made = f"`{result['command']}`, {result['date']}, {where}"
-        tables = [(f"**{part}**\n\n" if part else "") + markdown(lines) for part, lines in parts.items()]
+        tables = [(f"**{part}**\n\n" if part else "") + narrow(lines) for part, lines in parts.items()]
         sections.append("\n".join([f"### {result['title']}\n\n{made}\n", *tables]))
     return "\n".join(sections)
 
@@ -254,6 +256,51 @@ def markdown(lines: Sequence[dict[str, str]]) -> str:
     heads = list(dict.fromkeys(head for line in lines for head in line))
     texts = [heads, ["---"] * len(heads), *([line.get(head, "") for head in heads] for line in lines)]
     return "".join(f"| {' | '.join(text.replace('|', '&#124;') for text in line)} |\n" for line in texts)
+
+
+def narrow(lines: Sequence[dict[str, str]]) -> str:
+    """Return `lines` as one table, or as two of half the width; both begin with the columns that tell rows apart."""
+    heads = list(dict.fromkeys(head for line in lines for head in line))
+    if len(heads) <= WIDEST:
+        return markdown(lines)
+    told = next(
+        n for n in range(1, len(heads) + 1) if len({tuple(map(line.get, heads[:n])) for line in lines}) == len(lines)
+    )
+    half = (len(heads) + told) // 2 + 1
+    parts = (heads[:half], heads[:told] + heads[half:])
+    return "\n".join(markdown([{head: line.get(head, "") for head in part} for line in lines]) for part in parts)
+
+
+def existing() -> str:
+    """Return what is left of a dense network's accuracy when it is pruned in a quarter of its epochs."""
+    rows = [json.loads(line) for line in EXISTING.read_text(encoding="utf-8").splitlines()]
+    tested = [row for row in rows if row["evaluated_on"] == "test"]
+    ways = {
+        "dense": [row for row in tested if row["recipe"]["method"] == "dense"],
+        "DPF from the dense network": [row for row in tested if _way(row) == ("dpf", True)],
+        "one-shot, then fine-tuning": [row for row in tested if _way(row) == ("oneshot", True)],
+        "DPF from scratch": [row for row in tested if _way(row) == ("dpf", False) and row["recipe"]["epochs"] == 2],
+        "DPF from scratch, full length": [
+            row for row in tested if _way(row) == ("dpf", False) and row["recipe"]["epochs"] > 2
+        ],
+    }
+    return markdown([_existing_line(name, found) for name, found in ways.items() if found])
+
+
+def _way(row: Mapping[str, Any]) -> tuple[str, bool]:
+    return row["recipe"]["method"], row["recipe"]["init"] is not None
+
+
+def _existing_line(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    recipe = rows[0]["recipe"]
+    rate = recipe["lr"] if recipe["epochs"] else recipe["finetune_lr"]
+    return {
+        "": name,
+        "epochs": str(recipe["epochs"] + recipe["finetune_epochs"]),
+        "learning rate": f"{rate:g}",
+        "weights pruned": f"{100 * Summary.of([row['sparsity'] for row in rows]).mean:.1f} %",
+        "test accuracy (seeds)": number(Summary.of([row["top1"] for row in rows])),
+    }
 
 
 def write_readme() -> None:

@@ -31,7 +31,7 @@ def interleave(
 ) -> dict[str, float]:
     """Return the least seconds that each contender took.
 
-    Contenders take turns, in an order that is reversed from round to round, so that a noisy neighbour or a
+    Contenders take turns, in an order that is reversed from round to round, so that a noisy neighbor or a
     clock that slows down meets them all alike; the minimum is what the code costs when nothing disturbs it.
     With `clock=time.thread_time`, for work on the calling thread alone, waiting for a busy processor doesn't count.
     """

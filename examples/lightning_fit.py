@@ -1,6 +1,6 @@
 """Lightning: attach in `configure_optimizers`; the callback logs and puts the pruner into checkpoints.
 
-Lightning's automatic optimisation runs forward and backward in a closure inside `optimizer.step()`. The pruner
+Lightning's automatic optimization runs forward and backward in a closure inside `optimizer.step()`. The pruner
 evaluates that closure at the pruned weights, so this ends with the same bits as the loop in plain_pytorch.py.
 """
 

@@ -18,7 +18,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--stop-after", type=int, help="epochs after which to stop, as if interrupted")
     parser.add_argument("--sparsity", type=float, default=0.9)
     parser.add_argument("--output", type=Path, default=Path("runs/timm-style"))
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
+    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint in --output")
     return parser.parse_args()
 
 

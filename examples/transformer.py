@@ -1,4 +1,4 @@
-"""A small transformer whose linear layers are pruned twice: to 80 % anywhere, and to 2 of 4 neighbours."""
+"""A small transformer whose linear layers are pruned twice: to 80 % anywhere, and to 2 of 4 neighbors."""
 
 import torch
 from torch import Tensor, nn

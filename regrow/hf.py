@@ -12,10 +12,10 @@ from regrow.core.pruner import Pruner
 from regrow.files.model_file import FormatError
 from regrow.files.packed import Dtype, load, save
 from regrow.files.state_file import from_bytes, to_bytes
+from regrow.methods.registry import attach
 from regrow.system import write_atomically
 from regrow.text import install_hint
 from regrow.train.events import TrackerRun
-from regrow.train.hosts import attach
 
 try:
     import transformers

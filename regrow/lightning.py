@@ -6,9 +6,9 @@ from math import inf
 from typing import Any
 
 from regrow.core.pruner import Pruner
+from regrow.methods.registry import attach
 from regrow.text import install_hint
 from regrow.train.events import TrackerRun
-from regrow.train.hosts import attach
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

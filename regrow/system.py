@@ -17,6 +17,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,9 +38,12 @@ STOP_SIGNALS = tuple(
 )
 """Signals that ask a process to stop: Ctrl-C, a request to end, and a closed terminal (SIGBREAK on Windows)."""
 
-# The kernels' thread library numbers the clocks of Windows like Linux.
-MONOTONIC_CLOCK = 1 if sys.platform == "win32" else time.CLOCK_MONOTONIC
-"""Number of the clock that measures kernels."""
+if sys.platform == "win32":
+    # The kernels' thread library has numbers of its own; its clock for processor time ticks 64 times a second.
+    MONOTONIC_CLOCK = PROCESSOR_CLOCK = 1
+else:
+    MONOTONIC_CLOCK, PROCESSOR_CLOCK = time.CLOCK_MONOTONIC, time.CLOCK_THREAD_CPUTIME_ID
+"""Numbers of the clocks that measure kernels; processor time is not affected by other processes."""
 
 LIBRARY_SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 """End of the names of shared libraries."""
@@ -348,3 +352,29 @@ def cpu_features() -> str:
         return f"{cpu_name()} {platform.processor()}"
     kept = [line for line in text.splitlines() if line.startswith(("model name", "flags", "Features", "CPU part"))]
     return "\n".join(sorted(set(kept)))
+
+
+@contextmanager
+def shown_if_slow(what: str, after: float = 2.0) -> Iterator[None]:
+    """Show on a terminal how long something has been taking, once that is more than `after` seconds."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    done, began = threading.Event(), time.monotonic()
+
+    def show() -> None:
+        if done.wait(after):
+            return
+        while True:
+            print(f"\r{what} … {time.monotonic() - began:.0f} s", end="", file=sys.stderr, flush=True)
+            if done.wait(1.0):
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # erase the line
+                return
+
+    shower = threading.Thread(target=show, daemon=True)
+    shower.start()
+    try:
+        yield
+    finally:
+        done.set()
+        shower.join()

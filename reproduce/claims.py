@@ -20,27 +20,28 @@ from reproduce.theory.study import read_theorems
 from reproduce.views import NOT_RUN, View, accuracy, table
 
 RULE = f"""
-One method is ahead of another where every seed says so, and there are two at least; where seeds disagree they are
-level. A claim about several comparisons is reproduced where all of them say so. No method is called ahead
+A method is *ahead* of another if it is better with every seed, and there are at least two seeds. If the seeds
+disagree, the methods are *level*. A claim about several comparisons is reproduced if all of them agree. Three verdicts
+mean that two runs cannot be compared:
 
-* where a run marked † was on another machine than the run that it is compared with, unless by more than {MACHINES:g}
-  points: so far apart the same training has ended on two machines (digits, the largest of six). *Two machines* says
-  that all seeds agree, but not by so much;
-* where one of the two models has more than {100 * SIZE:g} % more parameters left than the other or, where filters are
-  pruned, more MACs: *other size*;
-* where a run marked ‡ has not the mask of the run that it is compared with, but that of the same training made another
-  time: *other mask*.
+* *two machines*: a run marked † was made on another machine than the run that it is compared with, and the difference
+  is at most {MACHINES:g} points. This is the largest difference between two machines that we measured for the same
+  training (digits, six trainings).
+* *other size*: one of the two models has more than {100 * SIZE:g} % more parameters left than the other or, if filters
+  are pruned, more MACs.
+* *other mask*: a run marked ‡ does not have the mask of the run that it is compared with, but one from a repetition of
+  that training.
 """.strip()
 SHOWN, NOT_SHOWN, TOO_FEW, OPEN = "reproduced", "not reproduced at this scale", "one seed only", "not run"
 _SFP = (
-    "SFP follows the ramp, as in the paper's comparison. Trainings this short do not survive that: a filter that was "
-    "zeroed gets far too large a gradient behind batch norm, comes back larger than those that were kept, and the "
-    "next, larger zeroing takes good ones. The constant ratio of its authors is measured beside it."
+    "SFP follows the ramp, as in the paper's comparison, and collapses in trainings this short: a filter that was set "
+    "to zero gets a very large gradient through batch norm and grows larger than the filters that were kept, so the "
+    "next update removes useful filters. SFP with its authors' constant ratio is listed as well."
 )
-_SCOPES = "Both keep the same number of weights; one threshold leaves more of the MACs."
+_SCOPES = "Both keep the same number of weights; one threshold for all layers keeps more MACs."
 _FILTERS = (
-    "A share of the filters does not fix the size of a model: other filters go with `stabilize` than without, and "
-    "with them other shares of the weights and of the MACs. What `stabilize` brings at equal size was not measured."
+    "The fraction of pruned filters does not determine the size of a model: with `stabilize`, other filters are "
+    "pruned, and so another fraction of weights and MACs. The effect of `stabilize` at equal size was not measured."
 )
 _ORDER: tuple[Verdict, ...] = (
     *("ahead", "level", "behind", "two machines", "other size", "other mask"),
@@ -108,13 +109,14 @@ def _early(scale: Scale, store: ResultStore) -> Claim:
         lines.append([percent(sparsity), *shares, str(found["seeds"])])
         latest += [curve[round(0.75 * (len(curve) - 1))]] if curve else []
     evidence = table(["pruned", "after 25 % of training", "after 50 %", "after 75 %", "seeds"], lines)
-    note = "Share of mask elements that change later. The paper: 5 % after 78 % of training, WideResNet-28-2 at 95 %."
+    note = "Mask elements that change later. The paper: 5 % after 78 % of training, WideResNet-28-2 at 95 %."
     verdict = OPEN if not latest else SHOWN if max(latest) <= 0.05 else NOT_SHOWN
     numbers = f"{100 * max(latest):.1f} % and 5 % (paper) change after 75 % of training" if latest else ""
     return Claim("The mask settles early", verdict, f"{evidence}\n\n{note}", numbers)
 
 
 def _period(scale: Scale, store: ResultStore) -> Claim:
+    title = "A mask update every 16 steps is close to the best period"
     heat = period_sparsity(scale)
     found = {key: store.summary(cell) for key, cell in heat.cells.items()}
     known = {key: summary for key, summary in found.items() if summary is not None}
@@ -128,10 +130,10 @@ def _period(scale: Scale, store: ResultStore) -> Claim:
     verdict = OPEN if not gaps else SHOWN if max(gaps) <= 0.5 else NOT_SHOWN
     note = f"The best period is {max(gaps):.2f} points above p = 16." if gaps else "At least three periods are needed."
     numbers = accuracies[gaps.index(max(gaps))] if gaps else ""
-    return Claim("A mask every 16 steps is near the best", verdict, f"{heat.text(store)}\n\n{note}", numbers)
+    return Claim(title, verdict, f"{heat.text(store)}\n\n{note}", numbers)
 
 
-def _overhead(scale: Scale, store: ResultStore) -> Claim:
+def _overhead(store: ResultStore) -> Claim:
     title = "The overhead is trivial"
     path = store.file("core.json")
     if path is None:
@@ -145,7 +147,7 @@ def _overhead(scale: Scale, store: ResultStore) -> Claim:
     return Claim(title, verdict, table(["side by side", "time", "of plain training"], lines), numbers)
 
 
-def _bounds(scale: Scale, store: ResultStore) -> Claim:
+def _bounds(store: ResultStore) -> Claim:
     records = read_theorems(store)
     held = sum(record["measured"] <= record["bound"] for record in records)
     verdict = OPEN if not records else SHOWN if held == len(records) else NOT_SHOWN
@@ -156,7 +158,7 @@ def _bounds(scale: Scale, store: ResultStore) -> Claim:
 
 
 def _tickets(scale: Scale, store: ResultStore) -> Claim:
-    title = "DPF takes a fraction of the compute of a lottery ticket"
+    title = "DPF needs a fraction of the compute of a lottery ticket"
     searches = tickets(scale)
     spent = compute_of_search(searches[0], store, len(searches[0].levels) - 1)
     network, sparsity = searches[0].recipe.model, searches[0].sparsity
@@ -186,29 +188,29 @@ def claims(scale: Scale, store: ResultStore) -> list[Claim]:
         _compared("Fine-tuning helps DPF at 95 %", pairs.helped(scale), store),
         _compared("Fine-tuned DPF is ahead at 95 %", pairs.finetuned(scale), store),
         _early(scale, store),
-        _compared("DPF's mask is no lottery ticket", pairs.retrainings(scale, store), store),
+        _compared("DPF's mask is not a lottery ticket", pairs.retrainings(scale, store), store),
         _tickets(scale, store),
         _period(scale, store),
-        _compared("One threshold is ahead of one for each layer at high sparsity", pairs.scopes(scale), store, _SCOPES),
+        _compared("One threshold for all layers is ahead at high sparsity", pairs.scopes(scale), store, _SCOPES),
         _compared(
-            "On whole filters DPF is ahead of SFP",
+            "DPF is ahead of SFP when filters are pruned",
             pairs.structured(scale),
             store,
             "" if scale.stand_in is None else _SFP,
         ),
-        _overhead(scale, store),
-        _bounds(scale, store),
+        _overhead(store),
+        _bounds(store),
         _compared("Beyond the paper: DPF is ahead of SET and RigL at 90 %", pairs.further(scale), store),
         _compared("Beyond the paper: DPF with a mask at every step is ahead", pairs.every_step(scale), store),
         _compared(
-            "Beyond the paper: DPF with masks at every step that settle is ahead",
+            "Beyond the paper: DPF with a mask at every step and `settle` is ahead",
             pairs.settled_every_step(scale),
             store,
         ),
-        _compared("Beyond the paper: at 98 % DPF with all remedies is ahead", pairs.extreme(scale), store),
+        _compared("Beyond the paper: at 98 % DPF with all three options is ahead", pairs.extreme(scale), store),
         _compared("Beyond the paper: `settle` or `stabilize` is ahead", pairs.settled(scale), store),
         _compared(
-            "Beyond the paper: on whole filters DPF with `stabilize` is ahead",
+            "Beyond the paper: DPF with `stabilize` is ahead when filters are pruned",
             pairs.settled_filters(scale),
             store,
             _FILTERS,

@@ -83,7 +83,7 @@ def _width_view(scale: Scale, store: ResultStore) -> View:
         for (network, sparsity), (top1, left, macs) in found.items()
     ]
     text = table(["network", "pruned", "parameters left", "MACs left", "DPF"], lines)
-    note = "Of networks with as many parameters left, the wider one should be ahead."
+    note = "Of two networks with the same number of remaining parameters, the wider one should be ahead."
     return View("width", TITLES["width"], f"{text}\n\n{note} {explained(scale)}", rows, _width_figure(rows))
 
 
@@ -131,9 +131,7 @@ def _dynamics_view(scale: Scale, store: ResultStore) -> View:
         said = [_share(shares, part) for part in (0.25, 0.5, 0.75)]
         lines.append([network, method, percent(sparsity), *said])
     head = ["network", "method", "pruned", "still changing after 25 %", "after 50 %", "after 75 % of training"]
-    note = (
-        "Share of mask elements whose last change comes later than that. The paper: 5 % after epoch 157 of 200 at 95 %."
-    )
+    note = "Fraction of mask elements that change after that. The paper: 5 % after epoch 157 of 200 at 95 %."
     figures = dynamics("dynamics", tasks_of(store, _moving(scale).values()))
     return View("dynamics", TITLES["dynamics"], f"{table(head, lines)}\n\n{note} {explained(scale)}", rows, figures)
 
@@ -188,7 +186,7 @@ def _overhead_view(scale: Scale, store: ResultStore) -> View:
     rows = [{"method": method, "scale": scale.name, **as_row(speed)} for method, speed in found.items()]
     text = table(["method", "images per second", "of dense"], lines)
     note = (
-        "Runs share their machine with whatever else happens there; `python -m benchmarks.core` and `benchmarks.loop` "
+        "Other processes ran on the same machine at the same time; `python -m benchmarks.core` and `benchmarks.loop` "
         "measure side by side and are the better evidence. The paper's figure: the learning curve over time of "
         "ResNet-50, with and without DPF at 80 %."
     )

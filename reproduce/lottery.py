@@ -39,8 +39,8 @@ _STEPS = 100  # per epoch, to average over the ramp
 
 _MARK = " ‡"
 _OTHER_MASK = (
-    "\n\n‡ Not the mask of the run of DPF beside it: that run was made again since, and found another one. Do not "
-    "compare the two."
+    "\n\n‡ This mask is not that of the DPF run in the same row: the run was repeated later and found another mask. "
+    "Do not compare the two."
 )
 
 Kind = Literal["own weights", "fresh weights"]
@@ -223,8 +223,8 @@ def _budgets(unit: str) -> tuple[Budget, ...]:
 _KINDS: tuple[Kind, ...] = ("own weights", "fresh weights")
 
 TITLES = {
-    "lottery": "DPF's masks are no lottery tickets: trained again, and the search for tickets",
-    "lottery-structured": "DPF's masks of whole filters are no lottery tickets",
+    "lottery": "DPF's masks are not lottery tickets: training them again, and the search for tickets",
+    "lottery-structured": "DPF's masks of whole filters are not lottery tickets",
 }
 
 EXPERIMENTS = (

@@ -140,26 +140,6 @@ def _paper() -> Scale:
     )
 
 
-def _cpu() -> Scale:
-    short = {"epochs": 12, "ramp_by": "step", "warmup": 0.02, "finetune_lr": 0.02}
-    return Scale(
-        name="cpu",
-        about="ResNet-20, CIFAR-10, the paper's schedule in 12 epochs (fine-tuning: 2 more)",
-        stand_in=load_recipe("cifar-resnet20").changed(**short, every="auto", channels_last=True, threads=1),
-        seeds=(0, 1, 2),
-        finetune_epochs=2,
-        grid=(0.1, 0.2, 0.4),
-        finetuning=(("sgd", 0.02), ("adam", 0.001)),
-        holdout=5000,
-        tuned_at=0.95,
-        periods=(1, 16, 64, 256),
-        batches=(64, 128, 256),
-        minutes=30.0,
-        # Tuned on the small network: tuning this one would take longer than all its tables.
-        rates={("resnet20", method): rate for (_, method), rate in known_rates("small").items()},
-    )
-
-
 def _small() -> Scale:
     return Scale(
         name="small",
@@ -178,19 +158,25 @@ def _small() -> Scale:
     )
 
 
+def _cpu() -> Scale:
+    short = {"epochs": 12, "ramp_by": "step", "warmup": 0.02, "finetune_lr": 0.02}
+    return _small().changed(
+        name="cpu",
+        about="ResNet-20, CIFAR-10, the paper's schedule in 12 epochs (fine-tuning: 2 more)",
+        stand_in=load_recipe("cifar-resnet20").changed(**short, every="auto", channels_last=True, threads=1),
+        minutes=30.0,
+        # Tuned on the small network: tuning this one would take longer than all its tables.
+        rates={("resnet20", method): rate for (_, method), rate in known_rates("small").items()},
+    )
+
+
 def _jpeg() -> Scale:
-    return Scale(
+    return _small().changed(
         name="jpeg",
         about="ResNet-8, a JPEG copy of CIFAR-10, 8 epochs, update periods not scaled to so short a training",
         stand_in=load_recipe("cifar-small"),
-        seeds=(0, 1, 2),
-        finetune_epochs=2,
         grid=(0.05, 0.1, 0.2),
-        finetuning=(("sgd", 0.02), ("adam", 0.001)),
-        holdout=5000,
         tuned_at=0.9,
-        periods=(1, 16, 64, 256),
-        batches=(64, 128, 256),
         minutes=2.0,
         rates=known_rates("jpeg"),
     )

@@ -71,7 +71,7 @@ for command in (arguments, ["export", "run", "--to", "packed", "--out", "model.r
         assert not ended.code, ended
 model, x = regrow.load("model.regrow"), torch.randn(2, 1, 8, 8)
 for _ in range(2):  # built, then from the cache
-    fast = regrow.compile(model, x, tune=False)
+    fast = regrow.compile(model, x)
     print(fast)
     torch.testing.assert_close(fast(x), model(x))
 """

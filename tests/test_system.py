@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pty
+import sys
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from regrow.data.files import download_folder
-from regrow.system import cache_folder, cores, write_atomically
+from regrow.system import cache_folder, cores, shown_if_slow, write_atomically
 
 
 def test_a_file_is_replaced_and_its_folder_made(tmp_path: Path) -> None:
@@ -63,3 +69,46 @@ def test_all_cpus_count_without_affinity(
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: processors)
     assert cores() == expected
+
+
+def on_a_terminal(monkeypatch, action):
+    """Return what `action` writes to stderr if that is a terminal."""
+    master, terminal = pty.openpty()
+    with os.fdopen(terminal, "w") as stderr, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        action()
+        stderr.write("end")
+        stderr.flush()
+        shown = b""
+        while not shown.endswith(b"end"):
+            shown += os.read(master, 1000)
+    os.close(master)
+    return shown.decode().removesuffix("end")
+
+
+def test_what_takes_long_is_shown_on_a_terminal_and_erased(monkeypatch, capsys):
+    def slow():
+        with shown_if_slow("compiling Net", after=0.01):
+            time.sleep(0.3)
+
+    assert on_a_terminal(monkeypatch, slow) == "\rcompiling Net … 0 s\r\x1b[K"
+    slow()  # not a terminal
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_quick_is_not_shown(monkeypatch):
+    def quick():
+        with shown_if_slow("compiling Net"):
+            pass
+
+    assert on_a_terminal(monkeypatch, quick) == ""
+
+
+def test_compiling_is_shown_after_two_seconds(monkeypatch):
+    from regrow.engine import compiler
+
+    assert inspect.signature(shown_if_slow).parameters["after"].default == 2.0
+    monkeypatch.setattr(compiler, "shown_if_slow", partial(shown_if_slow, after=0.0))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    shown = on_a_terminal(monkeypatch, lambda: compiler.compile(model, torch.ones(1, 4), tune=False))
+    assert shown.startswith("\rcompiling Sequential … ")

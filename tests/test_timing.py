@@ -166,7 +166,7 @@ def test_options_of_networks_given_by_name_are_refused_for_files(tmp_path: Path,
 
 
 @pytest.mark.filterwarnings("ignore:the sparse engine needs a C compiler:RuntimeWarning")
-def test_without_a_compiler_the_verdict_says_so_and_inductor_is_left_out(
+def test_without_a_compiler_the_verdict_names_one_and_inductor_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 import regrow
 import regrow.export
 from regrow.data import info
-from regrow.export.html_page import html_page, script_data
 from regrow.export.wasm_module import template_text
+from regrow.text import html_page, script_data
 
 HERE = Path(__file__).parent
 

@@ -60,8 +60,7 @@ def _commands(arguments: Sequence[str]) -> tuple[dict[str, Callable[..., int]], 
     from regrow.cli.demo import demo
     from regrow.cli.export import export
     from regrow.cli.info import completion, env, methods, recipes, reproduce
-    from regrow.cli.inspect import inspect
-    from regrow.cli.report import report
+    from regrow.cli.inspect import inspect, report
     from regrow.cli.selftest import selftest
     from regrow.cli.sweep import sweep
     from regrow.cli.train import train, with_recipe

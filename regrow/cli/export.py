@@ -12,7 +12,7 @@ import tyro
 
 from regrow.cli.errors import check_file
 from regrow.cli.model import INPUT_HELP, MODEL_HELP, read_model
-from regrow.export.formats import FORMATS
+from regrow.export import FORMATS
 
 _OPTIONS = {name: option for format in FORMATS.values() for name, option in format.options.items()}
 

@@ -1,14 +1,15 @@
-"""Optimizer step hooks: which steps count, closures, and weight decay evaluated at the pruned weights."""
+"""Optimizer hooks: which steps count, closures, which pruner has which weights, and weight decay at ŵ."""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary, ref
 
 import torch
+from torch import Tensor
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, Optimizer, RAdam, RMSprop
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -70,38 +71,107 @@ class StepHooks:
         self._after(not self.initializing and not overflowed(optimizer))
 
 
-class OtherSteps:
-    """Warns at the first step of an optimizer that holds weights of another optimizer's pruner.
+class Owners:
+    """The pruner of each parameter; at most one, with any optimizer.
 
-    A hook of torch for all optimizers sees it. An optimizer is looked at once until the next pruner is attached.
+    The first step of another optimizer on a pruner's weights warns: a hook of torch for all optimizers sees it. An
+    optimizer is looked at once until the next pruner is attached.
     """
 
-    def __init__(self, owners: Mapping[int, Any]) -> None:
-        self._owners = owners
+    def __init__(self) -> None:
+        self._pruners: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._known: WeakSet[Optimizer] = WeakSet()
         self._registered = False
 
-    def watch(self) -> None:
-        """Look at all optimizers again, because a pruner was attached."""
+    def check(self, targets: Iterable[Target], optimizer: Optimizer) -> None:
+        """Raise unless the optimizer steps every target and no other pruner owns one."""
+        stepped = set(map(id, _parameters(optimizer)))
+        for target in targets:
+            if hasattr(target.param, "_in_backward_optimizers"):
+                raise ValueError(f"{target.name} is stepped inside backward, where there are no step hooks")
+            if id(target.param) not in stepped:
+                raise ValueError(
+                    f"the optimizer does not hold {target.name}: give it to the optimizer, leave it out with "
+                    "targets=..., and keep one optimizer for all targets (not one per parameter inside backward)"
+                )
+            if id(target.param) in self._pruners:
+                gc.collect()  # a pruner and its optimizer are a reference cycle, which may be unused but not yet freed
+            if (owner := self._pruners.get(id(target.param))) is not None:
+                raise ValueError(
+                    f"{target.name} is already pruned by a {type(owner).__name__}: detach() that one first"
+                )
+
+    def add(self, pruner: Any, targets: Iterable[Target]) -> None:
+        """Make `pruner` the owner of its targets, and look at all optimizers again."""
+        self._pruners.update({id(target.param): pruner for target in targets})
         self._known.clear()
         if not self._registered:
             register_optimizer_step_pre_hook(self._before_step)
             self._registered = True
 
+    def remove(self, pruner: Any, targets: Iterable[Target]) -> None:
+        """Release the targets of `pruner`."""
+        for target in targets:
+            if self._pruners.get(id(target.param)) is pruner:
+                del self._pruners[id(target.param)]
+
+    def of(self, parameters: Iterable[Tensor]) -> list[Any]:
+        """Return the pruners of these parameters, each once."""
+        found = (self._pruners.get(id(parameter)) for parameter in parameters)
+        return list({id(pruner): pruner for pruner in found if pruner is not None}.values())
+
+    def on(self, optimizer: Optimizer) -> list[Any]:
+        """Return the pruners that are attached to `optimizer`."""
+        return [pruner for pruner in self.of(_parameters(optimizer)) if pruner.optimizer is optimizer]
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer in self._known:
             return
         self._known.add(optimizer)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                pruner = self._owners.get(id(parameter))
-                if pruner is not None and pruner.optimizer is not optimizer and not pruner.is_stepping:
-                    kind = type(pruner).__name__
-                    warn(
-                        f"a {type(optimizer).__name__} steps weights that a {kind} prunes with another optimizer: they "
-                        f"do not stay pruned. detach() the {kind} and attach a new one to the optimizer that trains."
-                    )
-                    return
+        for pruner in self.of(_parameters(optimizer)):
+            if pruner.optimizer is not optimizer and not pruner.is_stepping:
+                kind = type(pruner).__name__
+                warn(
+                    f"a {type(optimizer).__name__} steps weights that a {kind} prunes with another optimizer: they "
+                    f"do not stay pruned. detach() the {kind} and attach a new one to the optimizer that trains."
+                )
+                return
+
+
+class MissingState:
+    """Warns at the first step if an optimizer's state was loaded, but not the state of its pruner."""
+
+    def __init__(self, pruner: Any) -> None:
+        self._pruner = ref(pruner)
+        self._missing = False
+        self._hook = pruner.optimizer.register_load_state_dict_post_hook(self._loaded)
+
+    def _loaded(self, optimizer: Optimizer) -> None:
+        pruner = self._pruner()
+        self._missing = pruner is not None and bool(optimizer.state) and pruner.step == 0
+
+    def warn(self) -> None:
+        """Warn if it is missing, once."""
+        if self._missing:
+            self._missing = False
+            name = type(self._pruner()).__name__
+            warn(
+                f"the optimizer's state was loaded, but not that of the {name}: it starts at step 0 with new masks. "
+                "Save pruner.state_dict() with the others, and load it with pruner.load_state_dict(...) after them. "
+                f"To prune from a dense checkpoint, attach the {name} after loading it."
+            )
+
+    def loaded(self) -> None:
+        """Note that the pruner's state was loaded, too."""
+        self._missing = False
+
+    def remove(self) -> None:
+        """Remove the hook from the optimizer."""
+        self._hook.remove()
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _is_nested(optimizer: Optimizer) -> bool:
@@ -123,7 +193,7 @@ def _initializes_state(optimizer: Optimizer, shards: ShardGroup) -> bool:
     rates = [group.get("lr") for group in optimizer.param_groups]
     if any(rate is None or float(rate) != 0 for rate in rates):
         return False
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    gradients = [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None]
     if any(gradient.is_sparse for gradient in gradients):
         return False
     return not any(shards.counts(local_part(gradient) for gradient in gradients))
@@ -145,23 +215,6 @@ def base_optimizer(optimizer: Any) -> Optimizer:
             "pass the torch optimizer that it steps"
         )
     return optimizer
-
-
-def check_optimizer(targets: Iterable[Target], optimizer: Optimizer, owners: Mapping[int, object]) -> None:
-    """Raise unless the optimizer steps every target and no other pruner owns one (`owners`, by parameter id)."""
-    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for target in targets:
-        if hasattr(target.param, "_in_backward_optimizers"):
-            raise ValueError(f"{target.name} is stepped inside backward, where there are no step hooks")
-        if id(target.param) not in stepped:
-            raise ValueError(
-                f"the optimizer does not hold {target.name}: give it to the optimizer, leave it out with targets=..., "
-                "and keep one optimizer for all targets (not one per parameter inside backward)"
-            )
-        if id(target.param) in owners:
-            gc.collect()  # a pruner and its optimizer are a reference cycle, which may be unused but not yet freed
-        if (owner := owners.get(id(target.param))) is not None:
-            raise ValueError(f"{target.name} is already pruned by a {type(owner).__name__}: detach() that one first")
 
 
 class DecayAtPruned:
@@ -205,10 +258,15 @@ class DecayAtPruned:
         self._strengths = None
 
 
-def decays_at_pruned(weight_decay_at: str) -> bool:
-    """Return whether weight decay acts on ŵ."""
+def make_decay(
+    weight_decay_at: str, optimizer: Optimizer, others: Iterable[DecayAtPruned | None]
+) -> DecayAtPruned | None:
+    """Return the weight decay at ŵ, if it is asked for; `others` are those of the optimizer's other pruners."""
     if weight_decay_at not in ("dense", "pruned"):
         raise ValueError(
             f"weight_decay_at must be 'dense' (weight decay acts on w) or 'pruned' (on ŵ), got {weight_decay_at!r}"
         )
-    return weight_decay_at == "pruned"
+    decay = DecayAtPruned(optimizer) if weight_decay_at == "pruned" else None
+    if any(decay or other for other in others):
+        raise ValueError("weight_decay_at='pruned' changes a whole optimizer: give it one pruner for all weights")
+    return decay

@@ -21,7 +21,20 @@ EPOCH = 391
 """Steps of an epoch in the paper's comparison (CIFAR-10, batch 128): the period of methods that update every epoch."""
 
 
-class PrunerOptions(TypedDict, total=False):
+class TargetOptions(TypedDict, total=False):
+    """Which weights are pruned, and by which processes: options of nearly all methods."""
+
+    targets: TargetSpec
+    """Names, globs, modules or a predicate; by default every convolution, linear layer and attention."""
+    exclude: Names
+    """Names, globs or modules that are not pruned."""
+    include_last: bool
+    """Whether the last linear layer is among the default targets."""
+    process_group: dist.ProcessGroup | None
+    """The processes that train the same model; by default all."""
+
+
+class PrunerOptions(TargetOptions, total=False):
     """The options of `Pruner` that a magnitude method passes on unchanged."""
 
     scope: Scope
@@ -39,12 +52,6 @@ class PrunerOptions(TypedDict, total=False):
     reaches the filter. With it the channel is exactly zero, and so is the filter's gradient, which passes through the
     scale: a pruned filter can come back only if others become smaller.
     """
-    targets: TargetSpec
-    """Names, globs, modules or a predicate; by default every convolution, linear layer and attention."""
-    exclude: Names
-    """Names, globs or modules that are not pruned."""
-    include_last: bool
-    """Whether the last linear layer is among the default targets."""
     floor: int
     """Number of units of each layer that are never pruned."""
     weight_decay_at: WeightDecayAt
@@ -52,8 +59,6 @@ class PrunerOptions(TypedDict, total=False):
     offload: bool
     """Whether the dense weights are stored in CPU memory between steps: a GPU then stores only the masks in addition
     to the model, and every step makes two copies."""
-    process_group: dist.ProcessGroup | None
-    """The processes that train the same model; by default all."""
 
 
 @dataclass(frozen=True)

@@ -6,33 +6,35 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, NoReturn, Self
-from weakref import WeakValueDictionary, ref
+from weakref import ref
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.checks import check_steps, warn
+from regrow.checks import warn
 from regrow.core.budget import Budget, Parts, Scope
 from regrow.core.distributed import RankConsistency, shard_group
-from regrow.core.hooks import (
-    DecayAtPruned,
-    OtherSteps,
-    StepHooks,
-    WeightDecayAt,
-    base_optimizer,
-    check_optimizer,
-    decays_at_pruned,
-)
-from regrow.core.modules import named_parameters, unwrap
+from regrow.core.hooks import MissingState, Owners, StepHooks, WeightDecayAt, base_optimizer, make_decay
+from regrow.core.modules import unwrap
 from regrow.core.options import MethodInfo, check_keywords, full_signature
-from regrow.core.schedule import Level, PerPattern, Schedule, Sparsity, as_schedule, check_sparsity, scaled_period
+from regrow.core.schedule import (
+    Level,
+    PerPattern,
+    Schedule,
+    Sparsity,
+    as_schedule,
+    check_sparsity,
+    mask_period,
+    shortfall,
+)
 from regrow.core.state import Masks, Stats, checked_masks, load_weights, pruning_error, save_weights, stable_name
 from regrow.core.targets import (
     Names,
     Target,
     TargetSpec,
+    check_not_replaced,
     find_targets,
     group_targets,
     spared_layer,
@@ -71,9 +73,7 @@ class Pruner:
     """Whether recipes may contain options that the method does not have, as for the baseline of any recipe."""
     resume_options: ClassVar[tuple[str, ...]] = ("every", "unit", "criterion", "channels", "weight_decay_at")
     """Options that must be the same when a run is resumed."""
-    _owners: ClassVar[WeakValueDictionary[int, Pruner]] = WeakValueDictionary()
-    """The pruner of each parameter, by id, with any optimizer."""
-    _other_steps: ClassVar[OtherSteps] = OtherSteps(_owners)
+    _owners: ClassVar[Owners] = Owners()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Write out the options that a method passes on, for help() and `regrow methods`."""
@@ -107,14 +107,16 @@ class Pruner:
         self.unit, self.channels, self.weight_decay_at, self._offload = unit, channels, weight_decay_at, offload
         self.criterion = self.criterion if criterion is None else criterion
         self.optimizer = base_optimizer(optimizer)
-        self._decay = self._make_decay()
+        others = self._owners.on(self.optimizer)
+        self._decay = make_decay(weight_decay_at, self.optimizer, [other._decay for other in others])
         self.budget, self.units = Budget(scope, floor), parse_unit(unit, self.criterion, channels=channels)
         if criterion is not None and unit != "filter":
             raise ValueError(f"criterion={criterion!r} ranks filters: it needs unit='filter', not unit={unit!r}")
         self.schedule: Schedule | PerPattern = as_schedule(sparsity)
         for schedule in self.schedules.values():
             self.units.check(schedule)
-        self._auto_every, self.every = every == "auto", self._period(every)
+        self._auto_every = every == "auto"
+        self.every = mask_period(every, self.period, self.schedules.values(), self.total_steps)
         found = find_targets(model, targets, include_last=include_last, exclude=exclude)
         self._model = ref(unwrap(model))
         self.spared = spared_layer(model) if targets is None and not include_last else None
@@ -122,37 +124,83 @@ class Pruner:
         self.targets = {target.name: target for target in found}
         self.groups = group_targets(self.targets, self.schedules)
         self._all_targets = [*found, *self.units.tied_parameters(model, found)]
-        check_optimizer(self._all_targets, self.optimizer, self._owners)
+        self._owners.check(self._all_targets, self.optimizer)
         self.shards = shard_group(((target.name, target.param) for target in self._all_targets), model)
         self.step = self.flips = self.updates = 0
         self._consistency = RankConsistency(process_group, self.shards)
         self._consistency.check_settings(self._shared_settings)  # before ranks compute masks together
         self._weights = Weights({target.name: self.make_weight(target) for target in self._all_targets})
-        self._frozen = self._detached = self._inside_dense = self._state_missing = False
+        self._frozen = self._detached = self._inside_dense = False
         self._collapsed: set[str] = set()
         self.levels = dict.fromkeys(self.groups, 0.0)
         with self.dense():
             if self.updates_at(0):
                 self._update_masks()
         self._hooks = StepHooks(self.optimizer, self.shards, self._before_step, self._after_step, self._evaluate)
-        self._load_hook = self.optimizer.register_load_state_dict_post_hook(self._optimizer_loaded)
-        self._owners.update({id(target.param): self for target in self._all_targets})
-        self._other_steps.watch()
+        self._missing_state = MissingState(self)
+        self._owners.add(self, self._all_targets)
 
-    def _period(self, every: int | Literal["auto"]) -> int:
-        """Return the steps between mask updates; "auto" scales the method's period to the length of the training."""
-        if every == "auto":
-            ends = [end for each in self.schedules.values() if (end := getattr(each, "end", None)) is not None]
-            return scaled_period(self.period, ramp_end=max(ends, default=None), total_steps=self.total_steps)
-        check_steps("every", every)
-        return every
+    # A step of the optimizer
 
-    def _make_decay(self) -> DecayAtPruned | None:
-        decay = DecayAtPruned(self.optimizer) if decays_at_pruned(self.weight_decay_at) else None
-        others = [other for other in self._owners.values() if other.optimizer is self.optimizer]
-        if any(decay or other._decay for other in others):
-            raise ValueError("weight_decay_at='pruned' changes a whole optimizer: give it one pruner for all weights")
-        return decay
+    def _before_step(self, has_closure: bool) -> None:
+        """The gradient at ŵ is known: let the optimizer apply it to w (Algorithm 1, line 7)."""
+        if self._inside_dense:
+            raise RuntimeError(
+                "optimizer.step() inside `with pruner.dense():` would train the dense model: leave the block first"
+            )
+        if not self._hooks.initializing:
+            self._missing_state.warn()
+        self.restore()
+        weights = self._weights.values()
+        masks, sources = (weight.mask for weight in weights), (weight.source for weight in weights)
+        self._consistency.check_start(self._shared_settings, masks, sources)
+        if not has_closure:
+            self.before_update()
+        self._weights.swap_in_dense()
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Evaluate a closure's loss and gradients at ŵ (line 6), although the optimizer that calls it updates w."""
+        self._write_pruned()
+        loss = closure()
+        self.before_update()
+        self._weights.swap_in_dense()
+        return loss
+
+    def _after_step(self, counts: bool) -> None:
+        """Update the mask if it is time, and write ŵ = m⊙w into the model (lines 2 to 5)."""
+        try:
+            self.step += counts
+            if counts and not self._frozen and self.updates_at(self.step):
+                self._update_masks()
+                self._consistency.check_masks((weight.mask for weight in self._weights.values()), step=self.step)
+        finally:
+            self._write_pruned()
+
+    def _update_masks(self) -> None:
+        if self.memory is Memory.FORGET:
+            self._write_pruned()  # momentum has moved pruned weights: they count as zero and grow back from zero
+        for weight in self._weights.values():
+            weight.take_replaced_storage()  # the masks are made from the weights of this step
+        self.flips, kept = self._weights.replace_masks(self._all_masks(self.step), self.shards)
+        self.updates += 1
+        self._warn_of_collapse(kept)
+
+    def _all_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield the next masks of the targets and of their tied parameters."""
+        for name, mask in self.next_masks(t):
+            yield from self.units.all_masks(self.targets[name], mask)
+
+    def _warn_of_collapse(self, kept: Mapping[str, int]) -> None:
+        if new := [name for name in self.targets if not kept[name] and name not in self._collapsed]:
+            self._collapsed.update(new)
+            warn(
+                f"all of {', '.join(new)} is pruned at step {self.step}. Nothing is protected by default; floor=1 "
+                "keeps one unit of every layer, scope='layer' prunes the same fraction of every layer."
+            )
+
+    def _write_pruned(self) -> None:
+        self._weights.write_pruned()
+        self.after_update()
 
     # What a method defines
 
@@ -237,16 +285,7 @@ class Pruner:
     def shortfall(self, steps: int, until: int | None = None) -> str:
         """Return why the final sparsity is not reached in `steps` optimizer steps; empty if it is, or is unknown."""
         last = next((t for t in range(steps if until is None else until, -1, -1) if self.updates_at(t)), 0)
-        for pattern, schedule in self.schedules.items():
-            final, end = getattr(schedule, "final", None), getattr(schedule, "end", None)
-            if final is not None and end is not None and schedule(last) < final:
-                of = f" of {pattern!r}" if len(self.groups) > 1 else ""
-                return (
-                    f"the sparsity of {final:.1%}{of} is not reached: {schedule!r} ends at step {end}, and the last "
-                    f"mask update of this training ({steps:,} steps, every={self.every}) is after step {last}, with "
-                    f"{schedule(last):.1%}. End the ramp earlier, or choose a smaller every."
-                )
-        return ""
+        return shortfall(self.schedules, last=last, steps=steps, every=self.every)
 
     def warn_if_idle(self, total_steps: int) -> None:
         """Warn if a method with a period makes no mask update in a training of `total_steps` optimizer steps."""
@@ -327,14 +366,8 @@ class Pruner:
     def _check_model(self) -> None:
         """Raise if the model holds other parameters than those that are pruned."""
         model = self._model()
-        if model is None or self.shards.sharded:  # FSDP replaces the parameters of a module for a while
-            return
-        held = named_parameters(model)
-        if replaced := [target.name for target in self._all_targets if held.get(target.name) is not target.param]:
-            raise RuntimeError(
-                f"{replaced[0]} of the model is not the parameter that this {type(self).__name__} prunes: a layer was "
-                "replaced, or load_state_dict(assign=True) was called. Attach a new pruner to a new optimizer."
-            )
+        if model is not None and not self.shards.sharded:  # FSDP replaces the parameters of a module for a while
+            check_not_replaced(model, self._all_targets, type(self).__name__)
 
     @property
     def is_stepping(self) -> bool:
@@ -388,11 +421,9 @@ class Pruner:
         if soft or self._weights.holding_dense:
             self._write_pruned()
         self._hooks.remove()
-        self._load_hook.remove()
+        self._missing_state.remove()
         self._detached = True
-        for target in self._all_targets:
-            if self._owners.get(id(target.param)) is self:
-                del self._owners[id(target.param)]
+        self._owners.remove(self, self._all_targets)
         with torch.no_grad():
             for target, values in held:
                 target.local.copy_(values)
@@ -400,6 +431,8 @@ class Pruner:
     def apply_to(self, other: nn.Module) -> None:
         """Apply the masks to another copy of the model, for example an average that is no longer sparse."""
         zero_outside(self.masks, other)
+
+    # State
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs besides the states of model and optimizer, as plain tensors and numbers."""
@@ -433,7 +466,7 @@ class Pruner:
         self.step, self.flips = state["step"], state["flips"]
         self.levels = self.by_group(state.get("levels", state["requested"]))
         self.updates = state["updates"]
-        self._state_missing = False
+        self._missing_state.loaded()
         self._consistency.restart()
         self.load_extra_state(state["extra"])
 
@@ -459,81 +492,6 @@ class Pruner:
             **{f"target {target.name}": tuple(target.param.shape) for target in self._all_targets},
         }
 
-    # How it works
-
-    def _before_step(self, has_closure: bool) -> None:
-        """The gradient at ŵ is known: let the optimizer apply it to w (Algorithm 1, line 7)."""
-        if self._inside_dense:
-            raise RuntimeError(
-                "optimizer.step() inside `with pruner.dense():` would train the dense model: leave the block first"
-            )
-        self._warn_if_state_is_missing()
-        self.restore()
-        weights = self._weights.values()
-        masks, sources = (weight.mask for weight in weights), (weight.source for weight in weights)
-        self._consistency.check_start(self._shared_settings, masks, sources)
-        if not has_closure:
-            self.before_update()
-        self._weights.swap_in_dense()
-
-    def _optimizer_loaded(self, optimizer: Optimizer) -> None:
-        self._state_missing = bool(optimizer.state) and self.step == 0
-
-    def _warn_if_state_is_missing(self) -> None:
-        """Warn at the first step if a checkpoint was loaded without the pruner's state."""
-        if self._state_missing and not self._hooks.initializing:
-            self._state_missing = False
-            name = type(self).__name__
-            warn(
-                f"the optimizer's state was loaded, but not that of the {name}: it starts at step 0 with new masks. "
-                "Save pruner.state_dict() with the others, and load it with pruner.load_state_dict(...) after them. "
-                f"To prune from a dense checkpoint, attach the {name} after loading it."
-            )
-
-    def _evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Evaluate a closure's loss and gradients at ŵ (line 6), although the optimizer that calls it updates w."""
-        self._write_pruned()
-        loss = closure()
-        self.before_update()
-        self._weights.swap_in_dense()
-        return loss
-
-    def _after_step(self, counts: bool) -> None:
-        """Update the mask if it is time, and write ŵ = m⊙w into the model (lines 2 to 5)."""
-        try:
-            self.step += counts
-            if counts and not self._frozen and self.updates_at(self.step):
-                self._update_masks()
-                self._consistency.check_masks((weight.mask for weight in self._weights.values()), step=self.step)
-        finally:
-            self._write_pruned()
-
-    def _update_masks(self) -> None:
-        if self.memory is Memory.FORGET:
-            self._write_pruned()  # momentum has moved pruned weights: they count as zero and grow back from zero
-        for weight in self._weights.values():
-            weight.take_replaced_storage()  # the masks are made from the weights of this step
-        self.flips, kept = self._weights.replace_masks(self._all_masks(self.step), self.shards)
-        self.updates += 1
-        self._warn_of_collapse(kept)
-
-    def _all_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
-        """Yield the next masks of the targets and of their tied parameters."""
-        for name, mask in self.next_masks(t):
-            yield from self.units.all_masks(self.targets[name], mask)
-
-    def _warn_of_collapse(self, kept: Mapping[str, int]) -> None:
-        if new := [name for name in self.targets if not kept[name] and name not in self._collapsed]:
-            self._collapsed.update(new)
-            warn(
-                f"all of {', '.join(new)} is pruned at step {self.step}. Nothing is protected by default; floor=1 "
-                "keeps one unit of every layer, scope='layer' prunes the same fraction of every layer."
-            )
-
-    def _write_pruned(self) -> None:
-        self._weights.write_pruned()
-        self.after_update()
-
     def __repr__(self) -> str:
         # The reached sparsity is counted over all processes: a print in one of them must not wait for the others.
         target = f"target sparsity {self.requested:.1%}, {len(self.targets)} tensors"
@@ -546,8 +504,7 @@ class Pruner:
 
 def warn_if_unfinished(model: nn.Module) -> None:
     """Warn if a pruner of the model has not reached the final sparsity of its schedule."""
-    pruners = {id(owner): owner for p in model.parameters() if (owner := Pruner._owners.get(id(p))) is not None}
-    for pruner in pruners.values():
+    for pruner in Pruner._owners.of(model.parameters()):
         for pattern, schedule in pruner.schedules.items():
             level, final = pruner.levels[pattern], getattr(schedule, "final", None)
             if final is not None and level < final:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
+from typing import Literal
 
 from regrow.checks import check_steps
 
@@ -133,6 +134,31 @@ def scaled_period(period: int, *, ramp_end: int | None, total_steps: int | None 
     # In quarters of a step, so that 75 % of the total is a whole number and nothing is rounded twice.
     quarters = 4 * ramp_end if ramp_end is not None else 3 * (total_steps or 0)
     return max(1, period * min(quarters, 4 * SHORTEST_RAMP) // (4 * SHORTEST_RAMP))
+
+
+def mask_period(
+    every: int | Literal["auto"], period: int, schedules: Iterable[Schedule], total_steps: int | None
+) -> int:
+    """Return the steps between mask updates; "auto" scales the method's `period` to the length of the training."""
+    if every == "auto":
+        ends = [end for schedule in schedules if (end := getattr(schedule, "end", None)) is not None]
+        return scaled_period(period, ramp_end=max(ends, default=None), total_steps=total_steps)
+    check_steps("every", every)
+    return every
+
+
+def shortfall(schedules: Mapping[str, Schedule], *, last: int, steps: int, every: int) -> str:
+    """Return why the last mask update, after step `last`, is too early for a final sparsity; empty if it is not."""
+    for pattern, schedule in schedules.items():
+        final, end = getattr(schedule, "final", None), getattr(schedule, "end", None)
+        if final is not None and end is not None and schedule(last) < final:
+            of = f" of {pattern!r}" if len(schedules) > 1 else ""
+            return (
+                f"the sparsity of {final:.1%}{of} is not reached: {schedule!r} ends at step {end}, and the last mask "
+                f"update of this training ({steps:,} steps, every={every}) is after step {last}, with "
+                f"{schedule(last):.1%}. End the ramp earlier, choose a smaller every, or train longer."
+            )
+    return ""
 
 
 def check_sparsity(value: object, name: str = "sparsity") -> None:

@@ -115,13 +115,13 @@ def find_targets(
             "FSDP1 keeps weights in flat parameters in which layers have lost their shapes: attach the pruner to a "
             "model under fully_shard (FSDP2) or DistributedDataParallel instead"
         )
-    excluded = _matching_names(model, parameters, exclude, "exclude")
+    excluded = _matching_names(parameters, exclude, "exclude")
     if spec is None:
         chosen = _default_names(model, parameters, include_last, excluded)
     elif callable(spec) and not isinstance(spec, nn.Module):
         chosen = {name for name, parameter in parameters.items() if parameter.ndim > 1 and spec(name, parameter)}
     else:
-        chosen = _matching_names(model, parameters, spec, "targets")
+        chosen = _matching_names(parameters, spec, "targets")
     chosen -= excluded
     if not chosen:
         raise ValueError(
@@ -145,6 +145,16 @@ def find_targets(
         _check(target)
     _check_memory(parameters, targets)
     return targets
+
+
+def check_not_replaced(model: nn.Module, targets: Iterable[Target], method: str) -> None:
+    """Raise if the model holds other parameters than those that are pruned."""
+    held = named_parameters(model)
+    if replaced := [target.name for target in targets if held.get(target.name) is not target.param]:
+        raise RuntimeError(
+            f"{replaced[0]} of the model is not the parameter that this {method} prunes: a layer was "
+            "replaced, or load_state_dict(assign=True) was called. Attach a new pruner to a new optimizer."
+        )
 
 
 def spared_layer(model: nn.Module) -> str | None:
@@ -247,7 +257,7 @@ def _warn_of_what_is_left(
         )
 
 
-def _matching_names(model: nn.Module, parameters: dict[str, Parameter], spec: Names, option: str) -> set[str]:
+def _matching_names(parameters: dict[str, Parameter], spec: Names, option: str) -> set[str]:
     chosen: set[str] = set()
     weights = [name for name, parameter in parameters.items() if parameter.ndim > 1]
     patterns = [spec] if isinstance(spec, str | nn.Module) else list(spec)

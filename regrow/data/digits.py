@@ -8,6 +8,7 @@ The split is fixed: in UCI's order, the first 1,297 images are for training and 
 
 from __future__ import annotations
 
+import errno
 from importlib.resources import as_file, files
 from zipfile import BadZipFile
 
@@ -37,6 +38,8 @@ def _read(info: DatasetInfo) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.ui
             with np.load(path, allow_pickle=False) as archive:
                 images, labels = archive["images"], archive["labels"]
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+                raise  # the file is fine, the process may not open it
             raise broken(path, f"cannot be read ({error})", f"{info.source}.") from error
         if images.shape != (info.train + info.test, 8, 8) or labels.shape != (info.train + info.test,):
             raise DataError(f"{path}: holds images of shape {images.shape}. {info.source}.")

@@ -40,6 +40,10 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.images.shape[1:]))
+        return f"<ImageSet {self.info.name}: {len(self):,} images of {shape}, {len(self.classes):,} classes>"
+
     def take(self, indices: Indices) -> ImageSet:
         """Return the images at `indices`, in that order, as a set."""
         chosen = torch.from_numpy(np.ascontiguousarray(indices)).to(self.images.device)

@@ -60,6 +60,9 @@ class ImageStream:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        return f"<ImageStream {self.info.name}: {len(self):,} images on disk, {len(self.classes):,} classes>"
+
     def take(self, indices: Indices) -> ImageStream:
         """Return the images at `indices`, in that order, as a set."""
         return replace(self, rows=self.rows[indices], labels=self.labels[torch.from_numpy(indices)])

@@ -19,6 +19,7 @@ from regrow.engine.plan.steps import Schedule
 from regrow.engine.plan.tune import Tuning, rows_pay, tuned
 from regrow.engine.runtime.model import CompiledModel, Runner, TorchRunner, noise
 from regrow.engine.runtime.session import NativeRunner, RowsRunner
+from regrow.system import shown_if_slow
 from regrow.text import install_hint
 
 SLICED_FROM = 1_000_000
@@ -44,12 +45,13 @@ def compile(model: nn.Module, example_input: torch.Tensor, *, threads: int = 1, 
     model, example = prepared(model, example_input)
     if len(example) == 0:
         example, _ = noise(example.shape[1:], ())
-    graph = fuse(capture(model, example))
-    compiled = CompiledModel(
-        _runner(graph, threads=threads, tune=tune),
-        input_shape=graph.input.shape,
-        output_shape=graph.output.shape,
-    )
+    with shown_if_slow(f"compiling {type(model).__name__}"):
+        graph = fuse(capture(model, example))
+        compiled = CompiledModel(
+            _runner(graph, threads=threads, tune=tune),
+            input_shape=graph.input.shape,
+            output_shape=graph.output.shape,
+        )
     check_same(compiled(example), output_of(model, example), model, example)
     return compiled
 

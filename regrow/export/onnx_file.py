@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from regrow.core.modules import any_batch, disagreement, exact_outputs, exportable
+from regrow.core.modules import any_batch, disagreement, exact_outputs, exportable, unwrap
 from regrow.core.pruner import warn_if_unfinished
 from regrow.system import write_atomically
 from regrow.text import install_hint
@@ -43,7 +43,12 @@ def onnx(
     warn_if_unfinished(model)
     network, inputs = exportable(model, example_input)
     network, inputs = network.cpu(), tuple(value.cpu() for value in inputs)
-    proto = _export(network, inputs)
+    try:
+        proto = _export(network, inputs)
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:  # its exceptions have no common class
+        raise RuntimeError(f"torch.onnx cannot export the model: {_reason(error)}.{_hint(model)}") from error
     if sparse:
         _make_sparse(proto)
     data: bytes = proto.SerializeToString()
@@ -52,6 +57,20 @@ def onnx(
     if check:
         _compare(network, inputs, data)
     write_atomically(path, data)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of the error that started it; torch wraps it in pages of advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first[:300]}".rstrip(". ")
+
+
+def _hint(model: nn.Module) -> str:
+    """Return advice for decoders of transformers, whose outputs hold a cache that ONNX has no type for."""
+    config = getattr(unwrap(model), "config", None)
+    return " Its outputs hold a cache: set model.config.use_cache = False." if getattr(config, "use_cache", 0) else ""
 
 
 def _export(network: nn.Module, inputs: tuple[Tensor, ...]) -> Any:

@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,9 @@ def program(model: nn.Module, example_input: Tensor | tuple[Tensor, ...], path: 
     """Write `model` in evaluation mode for `torch.export.load(path).module()`, which accepts any batch size."""
     warn_if_unfinished(model)
     network, inputs = exportable(model, example_input)
+    shapes: Any = any_batch(inputs)  # torch 2.8 declares a tuple of one
     with torch.no_grad():
-        exported = torch.export.export(network, inputs, dynamic_shapes=any_batch(inputs))
+        exported = torch.export.export(network, inputs, dynamic_shapes=shapes)
     stream = io.BytesIO()
     torch.export.save(exported, stream)
     write_atomically(path, stream.getvalue())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
+import math
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -17,19 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from regrow.core.modules import TOLERANCE, check_same, disagreement, distance, output_of, prepared
+from regrow.core.pruner import warn_if_unfinished
 from regrow.engine.frontend.fuse import fuse, join_shortcuts
 from regrow.engine.frontend.graph import Graph
-from regrow.engine.frontend.torch_export import capture
+from regrow.engine.frontend.torch_export import UnsupportedOperationError, capture
 from regrow.engine.plan.lower import lower
 from regrow.engine.plan.schedule import schedule
 from regrow.engine.plan.split import in_bands
 from regrow.engine.plan.weights import BITS, Format
 from regrow.engine.runtime.model import TorchRunner
 from regrow.export.c_source import rounded_graph
-from regrow.export.html_page import html_page, script_data
 from regrow.export.wasm_plan import LANES, module_data
-from regrow.export.wasm_template import fill, read_template
+from regrow.export.wasm_template import fill, info_of, read_template
 from regrow.system import write_atomically
+from regrow.text import html_page, script_data
+
+_GENERATOR = '<meta name="generator" content="regrow">'
+"""Tells a page that an earlier export wrote from a page of the user's own."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,8 @@ def wasm(
 
     `weights` "fp16" and "int8" (one scale per output channel) make the file smaller; the network computes in float32 in
     any case, at the same speed. `mean` and `std` say how pixels in [0, 1] are normalized; they and the names of the
-    `classes` are stored for the page. If Node.js or the package `wasmtime` is installed, the module is run on the first
-    example and compared with torch.
+    `classes` are stored for the page. A page of your own in `folder` is not overwritten. If Node.js or the package
+    `wasmtime` is installed, the module is run on the first example and compared with torch.
 
     >>> regrow.export.wasm(model, torch.randn(1, 3, 32, 32), "web")    # doctest: +SKIP
     """
@@ -94,15 +98,22 @@ def wasm(
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder must be a directory, and {str(folder)!r} is a file")
+    page = folder / "index.html"
+    if page.exists() and _GENERATOR not in page.read_text(errors="replace"):
+        raise ValueError(f"{page} was not written by regrow, and would be overwritten; choose another folder")
+    warn_if_unfinished(model)
     model, examples = prepared(model, example_input)
     if len(examples) == 0:
         raise ValueError("example_input must hold at least one image")
     example = examples[:1].contiguous()
-    exact = fuse(capture(model, example))
+    try:
+        exact = fuse(capture(model, example))
+    except UnsupportedOperationError as error:
+        raise UnsupportedOperationError(f"{error} onnxruntime-web can run the file of regrow.export.onnx.") from error
     expected = output_of(model, example)
     check_same(TorchRunner(exact)(example), expected, model, example)
     graph = rounded_graph(exact, weights)
-    info = _info(graph, weights, mean=mean, std=std, classes=classes)
+    info = _info(graph, weights, mean, std, classes)
     module = _module(graph, weights, info)
     rounded = TorchRunner(graph)(example)
     checked, y = _run(module, example, expected.shape)
@@ -136,21 +147,25 @@ def template_text(name: str) -> str:
     return resources.files("regrow.export").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def info_of(module: bytes) -> dict[str, Any]:
-    """Return the description at the end of a module."""
-    described: dict[str, Any] = json.loads(module[module.rindex(b"\6regrow{") + 7 :])
-    return described
-
-
-def _info(graph: Graph, weights: Format, **optional: Sequence[float] | Sequence[str]) -> dict[str, Any]:
+def _info(
+    graph: Graph, weights: Format, mean: Sequence[float], std: Sequence[float], classes: Sequence[str]
+) -> dict[str, Any]:
+    info: dict[str, Any] = {"input": list(graph.input.shape), "output": list(graph.output.shape), "weights": weights}
     channels = graph.input.shape[0]
-    for name in ("mean", "std"):
-        if (values := optional[name]) and len(values) != channels:
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) not in (0, channels):
             raise ValueError(f"{name} must have a value for each of {channels} channels, got {len(values)}")
-    if (classes := optional["classes"]) and len(classes) != graph.output.numel:
-        raise ValueError(f"classes must name all {graph.output.numel} outputs, got {len(classes)}")
-    known = {name: list(values) for name, values in optional.items() if values}
-    return {"input": list(graph.input.shape), "output": list(graph.output.shape), "weights": weights, **known}
+    if len(mean) != len(std):
+        raise ValueError("mean and std belong together: give both, or neither")
+    if len(mean):
+        info |= {"mean": [float(value) for value in mean], "std": [float(value) for value in std]}
+        if not (all(map(math.isfinite, info["mean"])) and all(0 < value < math.inf for value in info["std"])):
+            raise ValueError(f"mean must be finite and std positive, got {info['mean']} and {info['std']}")
+    if len(classes):
+        if len(classes) != graph.output.numel:
+            raise ValueError(f"classes must name all {graph.output.numel} outputs, got {len(classes)}")
+        info["classes"] = list(classes)
+    return info
 
 
 def _module(graph: Graph, weights: Format, info: dict[str, Any]) -> bytes:

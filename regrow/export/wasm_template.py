@@ -32,7 +32,7 @@ _CUSTOM, _MEMORY, _GLOBAL, _EXPORT, _START, _CODE, _DATA = 0, 5, 6, 7, 8, 10, 11
 _ORDER = (1, 2, 3, 4, 5, 13, 6, 7, 8, 9, 12, 10, 11)
 _TRAP = b"\0\0\x0b"  # no locals; unreachable; end
 _FUNCTION_KIND, _MEMORY_KIND, _GLOBAL_KIND = 0, 2, 3
-_PAGE, _ALIGNMENT = 65536, 64
+_PAGE, _ALIGNMENT, _CHECKSUM = 65536, 64, 4  # bytes
 _MOST_BYTES = 2**31
 
 _FLAGS = ("-target", "wasm32-freestanding", "-mcpu=generic+simd128+bulk_memory", "-O3", "-std=gnu11")
@@ -50,8 +50,8 @@ def read_template() -> bytes:
 def fill(template: bytes, data: ModuleData, *, inputs: int, outputs: int, info: dict[str, Any]) -> bytes:
     """Return the module that runs a network: exports `memory`, `run`, and the addresses `x` and `y`.
 
-    `info` is stored as JSON in the custom section `regrow`, which is the last one; its field `crc32` is the checksum of
-    all bytes before that section.
+    `info` is stored as JSON in the custom section `regrow`, which is the last one. The section, and so the module, ends
+    with the CRC-32 of all bytes before it.
     """
     sections = {kind: body for kind, body in _sections(template) if kind != _CUSTOM}
     exported, globals_ = _exports(sections[_EXPORT]), _constant_globals(sections[_GLOBAL])
@@ -80,8 +80,15 @@ def fill(template: bytes, data: ModuleData, *, inputs: int, outputs: int, info: 
         ("y", _GLOBAL_KIND, len(globals_) + 1),
     )
     module = _MAGIC + b"".join(_section(kind, sections[kind]) for kind in _ORDER if kind in sections)
-    described = json.dumps({**info, "memory": -(-end // _PAGE) * _PAGE, "crc32": zlib.crc32(module)})
-    return module + _custom_section("regrow", described.encode())
+    described = json.dumps({**info, "memory": -(-end // _PAGE) * _PAGE}).encode()
+    module += _custom_section("regrow", described + bytes(_CHECKSUM))[:-_CHECKSUM]
+    return module + zlib.crc32(module).to_bytes(_CHECKSUM, "little")
+
+
+def info_of(module: bytes) -> dict[str, Any]:
+    """Return the description at the end of a module."""
+    described: dict[str, Any] = json.loads((_custom(module, "regrow") or b"")[:-_CHECKSUM])
+    return described
 
 
 def build() -> bytes:

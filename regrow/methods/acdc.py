@@ -1,11 +1,11 @@
 """AC/DC (Peste et al. 2021): compressed and decompressed phases alternate, and the last one is compressed.
 
-A compressed phase begins with a new mask, of the largest weights over all layers, and keeps it. A decompressed phase
-trains all weights: pruned ones start from zero, and the momentum of the whole optimizer is reset. The default phases
-are those of the authors for ImageNet (100 epochs) as fractions of training: 10 % dense, then alternately 5 % sparse and
-5 % dense until 75 %, then 10 % dense and 15 % sparse. On CIFAR (200 epochs) the authors switch at 0.05, 0.15, 0.25,
-..., 0.85. Different from the authors' code: counts are exact, the last linear layer stays dense (`include_last=True`
-prunes it as they do), and a phase may begin within an epoch.
+A compressed phase begins with a new mask, which keeps the largest weights over all layers and then stays fixed. A
+decompressed phase trains all weights: pruned ones start from zero, and the momentum of the whole optimizer is reset.
+The default phases are those of the authors for ImageNet (100 epochs) as fractions of training: 10 % dense, then
+alternately 5 % sparse and 5 % dense until 75 %, then 10 % dense and 15 % sparse. On CIFAR (200 epochs) the authors
+switch at 0.05, 0.15, 0.25, ..., 0.85. Different from the authors' code: counts are exact, the last linear layer stays
+dense (`include_last=True` prunes it as they do), and a phase may begin within an epoch.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
+from typing import Unpack
+
 from torch import nn
 from torch.optim import Optimizer
 
-from regrow.core.options import MethodInfo
+from regrow.core.options import MethodInfo, TargetOptions
 from regrow.core.pruner import Pruner
-from regrow.core.targets import Names, TargetSpec
 from regrow.core.weights import Memory
 
 
@@ -29,21 +29,9 @@ class Dense(Pruner):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        *,
-        targets: TargetSpec = None,
-        exclude: Names = (),
-        include_last: bool = False,
-        process_group: dist.ProcessGroup | None = None,
+        **options: Unpack[TargetOptions],
     ) -> None:
-        super().__init__(
-            model,
-            optimizer,
-            sparsity=0.0,
-            targets=targets,
-            exclude=exclude,
-            include_last=include_last,
-            process_group=process_group,
-        )
+        super().__init__(model, optimizer, sparsity=0.0, **options)
 
     def updates_at(self, t: int) -> bool:
         """Return False: there are no masks."""

@@ -1,13 +1,15 @@
 """Dynamic network surgery (Guo et al. 2016): prune and splice with two thresholds, so that masks do not flicker.
 
 As in DPF, the gradient at the pruned weights updates the dense ones. A weight is pruned when its magnitude falls below
-a = 0.9 τ, and spliced back only when it rises above b = 1.1 τ; in between it stays on its side. The authors fix τ for
-each layer, mean + c·std of the magnitudes of its first weights, with c chosen by hand. Here `sparsity` is given
-instead, and τ is found for every mask so that exactly the requested number of weights survives: an active weight
-survives if |w| / 0.9 > τ, a pruned one comes back if |w| / 1.1 > τ, so the largest of these quotients stay. A mask is
-updated with the authors' probability 1 / (1 + γt), γ = 1e-4, by one draw per step for all layers (theirs: one draw for
-each). Other differences: all layers share τ (`scope="layer"` gives each its own), biases stay dense, the updates go on
-to the end, and a ramp is possible, where the authors prune a trained network at once.
+a = 0.9 τ, and restored ("spliced") only when it rises above b = 1.1 τ; in between it stays as it is. Masks are updated
+with the authors' probability 1 / (1 + γt), γ = 1e-4. Different from the authors' code:
+
+* `sparsity` is given, and τ is computed for every mask so that exactly the requested number of weights is kept: an
+  active weight is kept if |w| / 0.9 > τ, a pruned one is restored if |w| / 1.1 > τ, so the largest of these quotients
+  are kept. The authors fix τ for each layer at mean + c·std of its initial magnitudes, and choose c by hand.
+* All layers share τ (`scope="layer"` gives each its own) and one random draw per step; the authors draw for each layer.
+* Biases stay dense, masks are updated until the end, and a ramp is possible; the authors prune a trained network at
+  once.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.checks import check_amount, check_fraction
+from regrow.core.bits import uniform
 from regrow.core.options import MethodInfo, PrunerOptions
 from regrow.core.pruner import Pruner
-from regrow.core.random import uniform
 from regrow.core.schedule import Sparsity
 from regrow.core.weights import Memory
 
 
 class DNS(Pruner):
-    """Keeps `model` pruned while `optimizer` trains the dense weights; those near the threshold stay on their side.
+    """Keeps `model` pruned while `optimizer` trains the dense weights; near the threshold, masks do not change.
 
     `margin` is half the relative distance between the two thresholds, `gamma` how fast mask updates become rare.
     """
@@ -62,7 +64,7 @@ class DNS(Pruner):
         super().__init__(model, optimizer, sparsity=sparsity, every=every, **options)
 
     def updates_at(self, t: int) -> bool:
-        """Return whether the masks are updated after step `t`, drawn alike on every process and in every rerun."""
+        """Return whether the masks change after step `t`: a random draw, equal on all ranks and in resumed runs."""
         if t % self.every:
             return False
         drawn = uniform(torch.empty(1), seed=self.seed, layer="surgery", step=t).item()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar, Literal, TypedDict
+from typing import ClassVar, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.core.bits import uniform
 from regrow.core.budget import Scope, keep_largest
 from regrow.core.distributed import local_part
-from regrow.core.options import EPOCH, check_constant, required_total
+from regrow.core.options import EPOCH, TargetOptions, check_constant, required_total
 from regrow.core.pruner import Pruner
-from regrow.core.random import uniform
 from regrow.core.schedule import Level, Sparsity
 from regrow.core.select import NotANumberError
 from regrow.core.targets import Names, TargetSpec
@@ -23,15 +23,11 @@ from regrow.core.targets import Names, TargetSpec
 _MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf")
 
 
-class DropAndGrowOptions(TypedDict, total=False):
+class DropAndGrowOptions(TargetOptions, total=False):
     """Options of every drop-and-grow method besides its own."""
 
     seed: int
     scope: Scope
-    targets: TargetSpec
-    exclude: Names
-    include_last: bool
-    process_group: dist.ProcessGroup | None
 
 
 class DropAndGrow(Pruner, ABC):

@@ -1,11 +1,11 @@
 """DSD, dense-sparse-dense training (Han et al. 2017): a sparse phase regularizes a network that ends dense.
 
-The smallest weights are pruned once and the others are trained with that mask; then all weights are trained again,
-pruned ones from zero. Momentum is reset when a phase begins, as if each were a training of its own, which it is for the
-authors: they train the first phase to convergence and choose the length of each by hand. Here the phases are half, a
-quarter and a quarter of training by default. The authors lower the learning rate to a tenth for the last phase; here
-the training loop decides. Different from the authors, too: one count over all layers instead of the same fraction of
-each (`scope="layer"`; 0.3 in the paper's ImageNet models), and the last linear layer stays dense.
+The smallest weights are pruned once, and the others are trained with that mask. Then all weights are trained again, the
+pruned ones from zero. Momentum is reset when a phase begins, because the phases are separate trainings in the paper. By
+default they take half, a quarter and a quarter of training. Different from the authors' code: they train the first
+phase to convergence, choose the lengths by hand, and divide the learning rate by ten for the last phase (here the
+training loop sets the learning rate); they prune the same fraction of each layer (`scope="layer"`; 0.3 in their
+ImageNet models) instead of the smallest weights over all layers; and here the last linear layer stays dense.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Dynamic sparse reparameterization (Mostafa & Wang 2019): one adaptive threshold drops, random growth redistributes.
 
-Defaults are the authors': random masks of one density, all below a threshold H go, H doubles or halves to drop about
-N connections per update (`drop_count`), layers grow in proportion to what survived in them. The period `every` doubles
-at 12.5, 40 and 70 % of training (`doublings`) and nothing moves in its last 5 %. The first convolution, 1x1 shortcuts
-and the last linear layer stay dense. These are the authors' settings for WRN-28-2; for ResNet-50 (batch 256) they are
-`every=1000, doublings=(0.25, 0.5, 0.75), include_last=True`.
-New connections start with weight and momentum zero: the authors multiply the mask into the forward pass, so that
-inactive weights receive no gradient and their momentum fades.
-Different from the authors' code: N is 1.37 % of the targeted weights unless given (their 20,000 for WRN-28-2 and
-400,000 for ResNet-50 are absolute), rounding goes to the largest remainders instead of to a random layer, and H
-halves at once where more would be dropped than there are places to grow.
+All weights below a threshold H are dropped; H doubles or halves so that an update drops about N connections
+(`drop_count`). Each layer then grows connections in proportion to the number that it kept.
+
+Defaults are the authors': random first masks with the same density in all layers. The period `every` doubles at 12.5,
+40 and 70 % of training (`doublings`), and nothing moves in the last 5 %. The first convolution, 1x1 shortcuts and the
+last linear layer stay dense. These are the settings for WRN-28-2; for ResNet-50 (batch 256) the authors use
+`every=1000, doublings=(0.25, 0.5, 0.75), include_last=True`. New connections start with weight and momentum zero: in
+the authors' code the mask is part of the forward pass, so inactive weights get no gradient and their momentum decays.
+Different from the authors' code: N is 1.37 % of the targeted weights by default (the authors use absolute numbers:
+20,000 for WRN-28-2 and 400,000 for ResNet-50), rounding goes to the largest remainders instead of a random layer, and
+H is halved at once if more connections would be dropped than there are places to grow.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class DSR(DropAndGrow):
     period = 100
     until = 0.95
     moves_between_layers = True
-    resets_momentum = True  # at the authors inactive weights get no gradient, so there is none to inherit
+    resets_momentum = True  # in the authors' code, inactive weights get no gradient and have no momentum
     resume_options = (*DropAndGrow.resume_options, "drop_count", "doublings")
 
     def __init__(

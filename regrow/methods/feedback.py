@@ -1,27 +1,26 @@
 """Error feedback for any compressor, not only masks (Section 4 covers them all).
 
-The gradient is evaluated at ŵ = C(w) and applied to w: with `Sign` this is BinaryConnect (Courbariaux et al. 2015)
-without its clipping of w, with `Uniform` quantization-aware training with a straight-through gradient, with a mask of
-the largest weights DPF.
+The gradient is evaluated at ŵ = C(w) and applied to w. With `Sign` this is BinaryConnect (Courbariaux et al. 2015)
+without clipping of w; with `Uniform` it is quantization-aware training with a straight-through gradient; with a mask of
+the largest weights it is DPF.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.compressors import Compressor, parse_compressor
 from regrow.core.distributed import is_sharded
 from regrow.core.hooks import WeightDecayAt
-from regrow.core.options import MethodInfo
+from regrow.core.options import MethodInfo, TargetOptions
 from regrow.core.pruner import Pruner
 from regrow.core.state import Masks, stable_name
-from regrow.core.targets import Names, Target, TargetSpec
+from regrow.core.targets import Target
 from regrow.core.weights import Memory, Weight
 
 
@@ -51,11 +50,8 @@ class Feedback(Pruner):
         optimizer: Optimizer,
         *,
         compressor: Compressor | str,
-        targets: TargetSpec = None,
-        exclude: Names = (),
-        include_last: bool = False,
         weight_decay_at: WeightDecayAt = "dense",
-        process_group: dist.ProcessGroup | None = None,
+        **options: Unpack[TargetOptions],
     ) -> None:
         self.compressor = parse_compressor(compressor) if isinstance(compressor, str) else compressor
         self.compression = stable_name(self.compressor)
@@ -63,11 +59,8 @@ class Feedback(Pruner):
             model,
             optimizer,
             sparsity=0.0,
-            targets=targets,
-            exclude=exclude,
-            include_last=include_last,
             weight_decay_at=weight_decay_at,
-            process_group=process_group,
+            **options,
         )
 
     def updates_at(self, t: int) -> bool:

@@ -1,4 +1,4 @@
-"""Given masks that never change, for fine-tuning with another optimizer or for retraining a found mask."""
+"""Fixed masks, for fine-tuning with another optimizer or for training a mask from scratch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regrow.core.state import Masks
 
 
 class Fixed(Pruner):
-    """Keeps the weights in `masks`, for example another pruner's `masks`, and prunes all others."""
+    """Prunes all weights that are not in `masks`, for example the `masks` of another pruner."""
 
     info = MethodInfo(
         paper="",

@@ -1,13 +1,14 @@
 """GraNet (Liu et al. 2021): gradual pruning in which connections regenerate after every pruning step.
 
-Every `every` steps the smallest weights over all layers go until the sparsity of a cubic ramp is met. Then a fraction
-of each layer's connections, the smallest, is dropped, and as many grow where the gradient is largest. Defaults are
-those of the authors for CIFAR-10: a random start at 50 % with ERK densities (`initial_sparsity=0` starts dense), a ramp
-over the first half of training (ImageNet: `ramp_end=0.3`), an update every 1,000 steps (ImageNet: 4,000), and a
-fraction of 0.5 that falls to 0.005 by half a cosine. New connections start with weight and momentum zero; one that is
-dropped and grows back at once keeps both, as in the authors' code. Different from that code: counts are exact, an
-update is due when the ramp ends whatever `every` is and none at the end of training, and the last linear layer stays
-dense.
+Every `every` steps the smallest weights over all layers are pruned to the sparsity of a cubic ramp. Then a fraction of
+each layer's connections (the smallest) is dropped, and as many grow where the gradient is largest.
+
+Defaults are those of the authors for CIFAR-10: a random first mask of 50 % with ERK densities (`initial_sparsity=0`
+starts dense), a ramp over the first half of training (ImageNet: `ramp_end=0.3`), an update every 1,000 steps (ImageNet:
+4,000), and a fraction that decays from 0.5 to 0.005 with a cosine. New connections start with weight and momentum zero;
+a connection that is dropped and grows back in the same update keeps both, as in the authors' code. Different from the
+authors' code: counts are exact, there is always an update at the end of the ramp and none at the end of training, and
+the last linear layer stays dense.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
 class GraNet(DropAndGrow):
     """Prunes `model` gradually and regrows by the gradient; `total_steps` is the length of training.
 
-    `scope` splits the random start at `initial_sparsity`; after that all layers compete.
+    `scope` sets the densities of the random first mask; after that, one threshold holds for all layers.
     """
 
     has_own_schedule = True
@@ -75,7 +76,7 @@ class GraNet(DropAndGrow):
         return ramped(sparsity, lambda final: Cubic(final, end=self._end, initial=self._initial))
 
     def updates_at(self, t: int) -> bool:
-        """Return whether connections go or move after step `t`."""
+        """Return whether connections are pruned or moved after step `t`."""
         return t == self._end or super().updates_at(t)
 
     @torch.no_grad()

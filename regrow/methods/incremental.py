@@ -1,9 +1,9 @@
 """Gradual magnitude pruning (Zhu & Gupta 2017): the ramp of DPF without its feedback.
 
-Once per epoch the smallest of the weights that are left go, and never come back. Defaults are those of the comparison
-(Appendix A.2): one global threshold, a cubic ramp from step 0 (`sparsity=Cubic(0.9, end=...)`), last linear layer
-dense. Different from the authors' code: they prune every layer alike (`scope="layer"`) and mask the gradient;
-here momentum and weight decay may move a pruned weight during a step, and it is zero again after it.
+Once per epoch the smallest of the remaining weights are pruned, and never grow back. Defaults are those of the
+comparison in the DPF paper (Appendix A.2): one global threshold, a cubic ramp from step 0 (`sparsity=Cubic(0.9,
+end=...)`), last linear layer dense. Different from the authors' code: they prune the same fraction of every layer
+(`scope="layer"`) and mask the gradient; here pruned weights are set to zero after every step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from regrow.core.schedule import Sparsity
 
 
 class Incremental(Pruner):
-    """Prunes more and more of `model` while `optimizer` trains it; what is pruned stays pruned (m_{t+1} <= m_t).
+    """Prunes `model` gradually while `optimizer` trains it; pruned weights stay pruned (m_{t+1} <= m_t).
 
     `every` is the number of optimizer steps between masks: `len(loader)` is once per epoch, as in the comparison.
     """

@@ -1,8 +1,8 @@
-"""Lottery tickets with rewinding (Frankle & Carbin 2019; Frankle et al. 2019): many trainings, one mask.
+"""Lottery tickets with rewinding (Frankle & Carbin 2019; Frankle et al. 2019): a mask from repeated training.
 
-Train, drop 20 % of what is left by magnitude over all layers, go back to the weights of step `rewind`, and repeat
-until the sparsity is reached. Different from the authors' code: the dense training passes through step `rewind` instead
-of stopping there, and the last level drops just what the requested sparsity needs.
+Train, prune 20 % of the remaining weights by magnitude over all layers, restore the others to their values at step
+`rewind`, and repeat until the sparsity is reached. Different from the authors' code: the dense training passes through
+step `rewind` instead of stopping there, and the last level drops just what the requested sparsity needs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One-shot pruning (Han et al. 2015): train dense, prune once by magnitude, fine-tune what is left.
+"""One-shot pruning (Han et al. 2015): train dense, prune once by magnitude, fine-tune the rest.
 
-Defaults are those of the comparison: one global threshold, last linear layer dense, 60 epochs of fine-tuning with the
-mask fixed (the training loop decides how long). Different from the authors' code: they choose a threshold per layer
-(a multiple of its standard deviation) and prune in several rounds.
+Defaults are those of the comparison in the DPF paper: one global threshold, last linear layer dense. There, 60 epochs
+of fine-tuning with the mask fixed follow; here the training loop decides how many. Different from the authors' code:
+they choose a threshold per layer (a multiple of its standard deviation) and prune in several rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Unpack
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.checks import check_steps, warn
+from regrow.checks import check_steps
 from regrow.core.options import MethodInfo, PrunerOptions
 from regrow.core.pruner import Pruner
 from regrow.core.schedule import Sparsity
@@ -50,10 +50,11 @@ class OneShot(Pruner):
         """Return whether this is the step."""
         return t == self.at
 
-    def warn_if_idle(self, total: int) -> None:
-        """Warn if the step lies beyond a training of `total_steps` optimizer steps."""
-        if self.at > total:
-            warn(f"OneShot never prunes: at={self.at:,} is beyond the {total:,} steps of this training.")
+    def shortfall(self, steps: int, until: int | None = None) -> str:
+        """Return that nothing is pruned if `at` lies beyond a training of `steps` optimizer steps."""
+        if self.at > steps:
+            return f"OneShot never prunes: at={self.at:,} is beyond the {steps:,} steps of this training."
+        return super().shortfall(steps, until)
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the largest weights."""

@@ -1,4 +1,4 @@
-"""Methods by name, for recipes and the command line. Importing this module does not import torch.
+"""Methods by name, for recipes, the command line and callbacks. Importing this module does not import torch.
 
 A built-in method needs a line in `METHODS`. Methods of other packages are found by their entry point, and every
 imported subclass of `Pruner` by its class name.
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from regrow.text import did_you_mean, plain
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
     from regrow.core.pruner import Pruner
 
 METHODS = {
@@ -40,6 +43,9 @@ METHODS = {
     "feedback": "regrow.methods.feedback:Feedback",
 }
 """The built-in methods as recipes write them, with module and class."""
+
+# As in recipes: the sparsity is final after three quarters of training.
+_RAMP = 0.75
 
 
 def built_in_name(name: str) -> str | None:
@@ -85,6 +91,42 @@ def method_options(method: type[Pruner]) -> dict[str, Any]:
     """Return the options of `method` besides model and optimizer, with their defaults (`...` if required)."""
     options = [p for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return {option.name: ... if option.default is option.empty else option.default for option in options}
+
+
+def ramps(method: type[Pruner]) -> bool:
+    """Return whether the method's sparsity may change over time."""
+    from regrow.core.schedule import Level
+
+    hints = [get_type_hints(vars(cls)["__init__"]) for cls in method.__mro__[:-1] if "__init__" in vars(cls)]
+    return next((hint["sparsity"] for hint in hints if "sparsity" in hint), None) not in (float, Level)
+
+
+def attach(
+    method: str | type[Pruner], model: nn.Module, optimizer: Optimizer, total_steps: int, options: dict[str, Any]
+) -> Pruner:
+    """Attach `method` to a training of `total_steps` optimizer steps, as the callbacks for other frameworks do.
+
+    A number as sparsity becomes a cubic ramp over the first 75 % of the steps, if the method can ramp. The masks are
+    updated as often as suits the length (`every="auto"`), unless `options` says otherwise. A schedule that cannot reach
+    its final sparsity in that time is an error: a Trainer may stop earlier, but not later.
+    """
+    from regrow.core.schedule import Cubic, ramped
+
+    cls = find_method(method) if isinstance(method, str) else method
+    known = method_options(cls)
+    sparsity, end = options.get("sparsity"), round(_RAMP * total_steps)
+    given = dict(options)
+    if isinstance(sparsity, float | int | Mapping) and ramps(cls) and end:
+        given["sparsity"] = ramped(sparsity, lambda final: Cubic(final, end=end))
+    if "total_steps" in known:
+        given.setdefault("total_steps", total_steps)
+    if "every" in known:
+        given.setdefault("every", "auto")
+    pruner = cls(model, optimizer, **given)
+    if problem := "" if "total_steps" in given else pruner.shortfall(total_steps):
+        pruner.detach(dense=True)
+        raise ValueError(problem)
+    return pruner
 
 
 def imported_methods(cls: type[Pruner] | None = None) -> Iterator[type[Pruner]]:

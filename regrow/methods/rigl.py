@@ -1,9 +1,9 @@
 """RigL (Evci et al. 2020): drop the smallest weights, grow where the gradient of the dense network is largest.
 
-Defaults are the authors': ERK densities, an update every 100 steps until 75 % of training, a fraction of 0.3 of each
-layer's connections that falls to zero by half a cosine; new connections start with weight and momentum zero. Different
-from the authors' code: all targets are sparse (they keep some layers dense by name), the update takes place after the
-optimizer's step instead of replacing it, and its gradient is that of the step's own batch.
+Defaults are the authors': ERK densities, an update every 100 steps until 75 % of training, of a fraction of each
+layer's connections that decays from 0.3 to zero with a cosine; new connections start with weight and momentum zero.
+Different from the authors' code: all targets are sparse (they keep some layers dense by name), the update takes place
+after the optimizer's step instead of replacing it, and its gradient is that of the step's own batch.
 """
 
 from __future__ import annotations

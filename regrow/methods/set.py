@@ -1,11 +1,14 @@
 """SET, sparse evolutionary training (Mocanu et al. 2018): drop the weights nearest to zero, grow at random.
 
-Defaults are the authors': Erdos-Renyi densities and a fraction ζ = 0.3 (`drop_fraction`) of each layer, once per epoch
-(`every=len(loader)`) but not after the last one. Different from the authors' code: `sparsity` is given instead of their
-ε and met exactly, new weights start at zero instead of at random values, and only their momentum is reset (the authors
-rebuild the optimizer with the network every epoch). Nothing grows where it was dropped in the same update; the authors
-draw among all free places. In a layer with fewer free places than ζ times its connections, no more connections move
-than there are places.
+Defaults are the authors': Erdos-Renyi densities, and a fraction ζ = 0.3 (`drop_fraction`) of the connections of each
+layer, once per epoch (`every=len(loader)`) except after the last one. Different from the authors' code:
+
+* `sparsity` replaces their ε, and is exact.
+* New weights start at zero instead of random values, and only their momentum is reset (the authors build a new
+  optimizer every epoch).
+* Connections grow only where there was none before the update; the authors draw from all empty places, which include
+  those that were just dropped. A layer with fewer free places than ζ times its connections moves only as many
+  connections as it has places.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
 
 
 class SET(DropAndGrow):
-    """Moves the weakest connections of `model` to random places; `total_steps` is the length of training."""
+    """Moves the smallest weights of `model` to random places; `total_steps` is the length of training."""
 
     info = MethodInfo(
         paper="Mocanu et al. 2018",
@@ -51,7 +54,7 @@ class SET(DropAndGrow):
         super().__init__(model, optimizer, sparsity=sparsity, every=every, total_steps=total_steps, **options)
 
     def drop_and_grow(self, t: int) -> Iterator[tuple[str, Tensor]]:
-        """Drop the smallest positive and the largest negative weights, grow as many at random free places."""
+        """Drop the smallest positive and the largest negative weights, grow as many at random places that were free."""
         for name, mask in self.masks.items():
             weight, free = self.weights[name], self.count(~mask)
             fraction = min(self.drop_fraction, free / max(self.targets[name].param.numel() - free, 1))

@@ -1,32 +1,30 @@
-"""Soft filter pruning (He et al. 2018): the weakest filters of every layer are zeroed each epoch, free to grow back.
+"""Soft filter pruning (He et al. 2018): every epoch the smallest filters of each layer are set to zero, and may regrow.
 
 Defaults are the authors': before training and after every epoch (`every=len(loader)`) the floor(C·s) filters of least
 l2 norm of each layer are set to zero; gradients and momentum are left alone. A number for `sparsity` is the constant
-ratio of the authors (whose `rate` is what is kept), a `Cubic` ramp that of the paper's comparison. The model is sparse
-when an update was just made, as at the end of an epoch, and that is when its accuracy counts. Different from the
-authors' code: shortcuts are pruned like every other convolution unless `targets` leaves them out.
+ratio of the authors (their `rate` is the fraction that is kept); a `Cubic` ramp is that of the comparison in the DPF
+paper. The model is sparse only directly after an update, so evaluate it then, at the end of an epoch. Different from
+the authors' code: shortcuts are pruned like every other convolution unless `targets` leaves them out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal, Unpack
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.core.budget import prune_count
-from regrow.core.options import EPOCH, MethodInfo
+from regrow.core.options import EPOCH, MethodInfo, TargetOptions
 from regrow.core.pruner import Pruner
 from regrow.core.schedule import Sparsity
-from regrow.core.targets import Names, TargetSpec
 from regrow.core.units import Criterion
 from regrow.core.weights import Memory
 
 
 class SFP(Pruner):
-    """Zeroes the weakest filters of `model` every `every` steps; `len(loader)` is once per epoch, as its authors do."""
+    """Sets the smallest filters of `model` to zero every `every` steps; `len(loader)` is once per epoch."""
 
     info = MethodInfo(
         paper="He et al. 2018",
@@ -47,19 +45,18 @@ class SFP(Pruner):
         sparsity: Sparsity,
         every: int | Literal["auto"] = "auto",
         criterion: Criterion = "l2",
-        targets: TargetSpec = None,
-        exclude: Names = (),
-        include_last: bool = False,
-        process_group: dist.ProcessGroup | None = None,
+        **options: Unpack[TargetOptions],
     ) -> None:
-        options: dict[str, Any] = {
-            "targets": targets,
-            "exclude": exclude,
-            "include_last": include_last,
-            "process_group": process_group,
-        }
-        chosen: dict[str, Any] = {"unit": "filter", "criterion": criterion, "scope": "layer"}
-        super().__init__(model, optimizer, sparsity=sparsity, every=every, **chosen, **options)
+        super().__init__(
+            model,
+            optimizer,
+            sparsity=sparsity,
+            every=every,
+            unit="filter",
+            criterion=criterion,
+            scope="layer",
+            **options,
+        )
 
     def next_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Keep the filters of largest norm in each layer."""

@@ -1,10 +1,10 @@
-"""SNIP (Lee et al. 2019): one batch through the new network shows which connections the loss is sensitive to.
+"""SNIP (Lee et al. 2019): prune before training, by the sensitivity of the loss to each connection.
 
-The score |∂L/∂m| at m = 1 is |g·w|; the largest stay, once and for all, chosen over all layers together. By default
-batch norm is in training mode and the weights that were scored are the ones trained, as in the common PyTorch port.
-Different from the authors' code: they score with batch norm in inference mode (`inference=True`) and train another
-initialization (`Fixed(fresh_model, optimizer, pruner.masks)`). Different from both: the last linear layer stays dense,
-as in the comparison of the DPF paper; `include_last=True` prunes it as the authors and the port do.
+The score |∂L/∂m| at m = 1 is |g·w|, for one batch; the largest scores over all layers are kept, and the mask stays
+fixed. By default batch norm is in training mode and the weights that were scored are trained, as in the common PyTorch
+port. Different from the authors' code: they score with batch norm in inference mode (`inference=True`) and train
+another initialization (`Fixed(fresh_model, optimizer, pruner.masks)`). Different from both: the last linear layer stays
+dense, as in the comparison of the DPF paper; `include_last=True` prunes it as the authors and the port do.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from regrow.core.schedule import Level
 class SNIP(Pruner):
     """Prunes `model` once, before it is trained.
 
-    `loss` returns the loss of one batch, for example `lambda: F.cross_entropy(model(x), y)`; it is called once, now,
-    and leaves gradients and running statistics as they were. Without it, the gradients of the first training step
-    score the weights just before they are updated. Processes that train together average their gradients either way.
+    `loss` returns the loss of one batch, for example `lambda: F.cross_entropy(model(x), y)`. It is called once, when
+    the pruner is attached, and leaves gradients and running statistics as they were. Without it, the gradients of the
+    first training step score the weights just before they are updated. Gradients are averaged over all processes.
     """
 
     info = MethodInfo(

@@ -1,9 +1,9 @@
 """Sparse momentum (Dettmers & Zettlemoyer 2019): weights move to layers and places of large momentum.
 
-Defaults are the authors': random masks of one density in every layer, the last linear one included, a fraction of 0.5
-of the connections that falls to 0.005 by half a cosine, once per epoch (`every=len(loader)`) but not after the last
-one. Different from the authors' code: the number of connections is exact (theirs drifts by rounding), and the excess of
-a full layer is split over the others by their own contributions instead of evenly.
+Defaults are the authors': random first masks with the same density in all layers, including the last linear one. Once
+per epoch (`every=len(loader)`), except after the last one, a fraction of the connections moves; it decays from 0.5 to
+0.005 with a cosine. Different from the authors' code: the number of connections is exact (theirs drifts by rounding),
+and what a full layer cannot take is split over the others by their momentum instead of evenly.
 """
 
 from __future__ import annotations
@@ -86,4 +86,4 @@ class SparseMomentum(DropAndGrow):
         if "exp_avg" in state and "exp_avg_sq" in state:
             scaled: Tensor = state["exp_avg"] / (state["exp_avg_sq"].sqrt() + 1e-8)
             return local_part(scaled)
-        raise ValueError(f"the optimizer has gathered no momentum for {name}: is it trained?")
+        raise ValueError(f"the optimizer has no momentum for {name}: does the loss depend on it?")

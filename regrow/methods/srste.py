@@ -1,27 +1,25 @@
-"""SR-STE (Zhou et al. 2021): N:M sparsity from scratch, a straight-through gradient and a pull on pruned weights.
+"""SR-STE (Zhou et al. 2021): N:M sparsity with a straight-through gradient and a decay of the pruned weights.
 
 The mask keeps the N largest of M neighboring weights and is recomputed at every step. The gradient at the pruned
-weights goes to the dense ones, as in DPF with `unit="2:4"`, plus λ_w (1 − m)⊙w, which pulls pruned weights toward zero
-so that fewer of them change sides. Defaults are the authors': 2:4 and λ_w = 2e-4 from the first step to the last,
-groups along the input channels. Different from the authors' code: layers whose input channels are not a multiple of M
-stay dense, and so does the last linear layer.
+weights goes to the dense ones, as in DPF with `unit="2:4"`, plus λ_w (1 − m)⊙w, which moves pruned weights toward zero
+so that the mask changes less. Defaults are the authors': 2:4 and λ_w = 2e-4 from the first step to the last, groups
+along the input channels. Different from the authors' code: layers whose input channels are not a multiple of M stay
+dense, and so does the last linear layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.checks import check_amount
 from regrow.core.hooks import WeightDecayAt
-from regrow.core.options import MethodInfo
+from regrow.core.options import MethodInfo, TargetOptions
 from regrow.core.pruner import Pruner
-from regrow.core.targets import Names, TargetSpec
 from regrow.core.units import Groups, parse_unit
 from regrow.core.weights import Memory
 
@@ -49,12 +47,9 @@ class SRSTE(Pruner):
         every: int | Literal["auto"] = "auto",
         unit: str = "2:4",
         lambda_w: float = 2e-4,
-        targets: TargetSpec = None,
-        exclude: Names = (),
-        include_last: bool = False,
         weight_decay_at: WeightDecayAt = "dense",
         offload: bool = False,
-        process_group: dist.ProcessGroup | None = None,
+        **options: Unpack[TargetOptions],
     ) -> None:
         groups = parse_unit(unit)
         if not isinstance(groups, Groups):
@@ -66,12 +61,9 @@ class SRSTE(Pruner):
             sparsity=groups.sparsity,
             every=every,
             unit=unit,
-            targets=targets,
-            exclude=exclude,
-            include_last=include_last,
             weight_decay_at=weight_decay_at,
             offload=offload,
-            process_group=process_group,
+            **options,
         )
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:

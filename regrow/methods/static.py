@@ -1,25 +1,23 @@
-"""Static random sparsity: a mask that is drawn before training and never changes, the baseline of sparse training.
+"""Static random sparsity: a random mask that never changes, the baseline of sparse training.
 
 Densities are Erdos-Renyi-kernel by default, as in the study of random pruning by Liu et al. 2022. For the same targets,
-`scope` and `seed` the masks are those with which RigL, SET and the other drop-and-grow methods start: what moving the
-connections is worth is the difference between the two runs. Counts are exact, where a Bernoulli mask meets them on
-average.
+`scope` and `seed`, RigL, SET and the other drop-and-grow methods start from the same masks, so comparing the runs shows
+the effect of moving connections. Counts are exact; those of a Bernoulli mask are exact only on average.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Unpack
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.core.bits import uniform
 from regrow.core.budget import Scope
-from regrow.core.options import MethodInfo, check_constant
+from regrow.core.options import MethodInfo, TargetOptions, check_constant
 from regrow.core.pruner import Pruner
-from regrow.core.random import uniform
 from regrow.core.schedule import Level
-from regrow.core.targets import Names, TargetSpec
 
 
 class Static(Pruner):
@@ -41,10 +39,7 @@ class Static(Pruner):
         sparsity: Level,
         scope: Scope = "erk",
         seed: int = 0,
-        targets: TargetSpec = None,
-        exclude: Names = (),
-        include_last: bool = False,
-        process_group: dist.ProcessGroup | None = None,
+        **options: Unpack[TargetOptions],
     ) -> None:
         self.seed = seed
         super().__init__(
@@ -52,10 +47,7 @@ class Static(Pruner):
             optimizer,
             sparsity=check_constant(self, sparsity),
             scope=scope,
-            targets=targets,
-            exclude=exclude,
-            include_last=include_last,
-            process_group=process_group,
+            **options,
         )
 
     def updates_at(self, t: int) -> bool:
@@ -63,7 +55,7 @@ class Static(Pruner):
         return t == 0
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
-        """Keep the weights that draw the largest numbers."""
+        """Keep the weights with the largest random numbers."""
         draws = {
             name: uniform(self.weights[name], seed=self.seed, layer=f"{name} place", step=0, offset=target.offset)
             for name, target in self.targets.items()

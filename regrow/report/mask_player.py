@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regrow.export.html_page import html_page, script_data
 from regrow.system import write_atomically
+from regrow.text import html_page, script_data
 
 _MOST_WEIGHTS = 2_000_000
 

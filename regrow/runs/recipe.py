@@ -104,7 +104,7 @@ class Recipe:
     ramp_by: Literal["epoch", "step"] = "epoch"
     """Whether the sparsity rises once per epoch, as in the paper, or with every mask update (for short trainings)."""
     epochs: int = 30
-    """Passes over the training images; 0 prunes the weights of --init at once and goes on to fine-tuning."""
+    """Passes over the training images; 0 prunes the weights of --init at once and starts fine-tuning."""
     batch: int = 128
     """Images per optimizer step."""
     optimizer: Literal["sgd", "adam"] = "sgd"

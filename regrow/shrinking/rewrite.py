@@ -103,7 +103,7 @@ def _rewrite_node(traced: fx.GraphModule, flow: Flow, plan: ChannelPlan, node: f
     elif node.target in ("view", "reshape", torch.reshape):
         _resize_view(plan, node, value)
     elif node.target is F.pad:
-        _resize_pad(flow, plan, node, value)
+        _resize_pad(plan, node, value)
 
 
 def _insert_constant(traced: fx.GraphModule, flow: Flow, plan: ChannelPlan, node: fx.Node) -> None:
@@ -149,7 +149,7 @@ def _resize_view(plan: ChannelPlan, node: fx.Node, value: Channels) -> None:
     node.args = (node.args[0], sizes) if node.target is torch.reshape else (node.args[0], *sizes)
 
 
-def _resize_pad(flow: Flow, plan: ChannelPlan, node: fx.Node, value: Channels) -> None:
+def _resize_pad(plan: ChannelPlan, node: fx.Node, value: Channels) -> None:
     amounts = list(argument(node, 1, "pad"))
     place = 2 * (len(shape(node)) - 2)
     if len(amounts) <= place:

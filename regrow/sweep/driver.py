@@ -15,7 +15,7 @@ from regrow.runs.find import RunProgress
 from regrow.runs.folder import RunFolderError
 from regrow.runs.recipe import Recipe, UsageError
 from regrow.runs.stop import Stop, StoppedError, stop_requests
-from regrow.sweep.jobs import Executor, Job, JobResult, Resources, jobs_for
+from regrow.sweep.jobs import Executor, Job, JobResult, LocalExecutor, Resources, jobs_for
 from regrow.system import cores
 from regrow.text import did_you_mean
 
@@ -130,8 +130,6 @@ def _check_arguments(on: str, workers: int | None, retries: int, resources: Reso
 
 def _make_executor(on: str, workers: int | None, resources: Resources, jobs: Sequence[Job], folder: Path) -> Executor:
     if on == "local":
-        from regrow.sweep.local import LocalExecutor
-
         threads = max(job.recipe.threads or resources.cpus for job in jobs)
         return LocalExecutor(min(workers or max(1, cores() // threads), len(jobs)), threads=resources.cpus)
     from regrow.sweep.clusters import RayExecutor, SlurmExecutor

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from regrow import data, models
 from regrow.core.modules import named_parameters
 from regrow.core.options import EPOCH
 from regrow.core.pruner import Pruner
-from regrow.core.schedule import SCHEDULES, Level, Sparsity, ramped, scaled_period
+from regrow.core.schedule import SCHEDULES, Sparsity, ramped, scaled_period
 from regrow.core.state import Masks
 from regrow.core.targets import find_targets
 from regrow.data import Batches, ImageSet
@@ -28,7 +28,7 @@ from regrow.data.registry import DatasetInfo
 from regrow.files.model_file import FormatError, difference
 from regrow.files.packed import load
 from regrow.files.torch_file import load_torch_file
-from regrow.methods.registry import find_method, method_options
+from regrow.methods.registry import find_method, method_options, ramps
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.text import did_you_mean
 from regrow.train.distributed import Ranks
@@ -136,7 +136,8 @@ def make_model(recipe: Recipe, info: DatasetInfo | None = None, imports: Collect
             model = _named_model(recipe.model, info or data.info(recipe.data), given)
     model.to(make_device(recipe))
     if recipe.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        layout: dict[str, Any] = {"memory_format": torch.channels_last}  # torch 2.13 does not declare it
+        model.to(**layout)
     return model
 
 
@@ -269,7 +270,7 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
     pruner: Pruner = method(model, optimizer, **options)
     if "total_steps" not in options:  # methods that know the length of training check it themselves
         if problem := pruner.shortfall(recipe.epochs * steps):
-            raise RecipeError(f'{problem} In a recipe: a smaller ramp_end, more epochs, or every = "auto".')
+            raise RecipeError(problem)
         pruner.warn_if_idle(recipe.epochs * steps)
     if method.every_divides_epoch and steps % pruner.every:
         raise RecipeError(
@@ -288,17 +289,12 @@ def make_schedule(recipe: Recipe, steps: int) -> Sparsity:
     return ramped(recipe.level, make)
 
 
-def ramps(method: type[Pruner]) -> bool:
-    """Return whether the method's sparsity may change over time."""
-    hints = [get_type_hints(vars(cls)["__init__"]) for cls in method.__mro__[:-1] if "__init__" in vars(cls)]
-    return next((hint["sparsity"] for hint in hints if "sparsity" in hint), None) not in (float, Level)
-
-
 def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Return sparsity and times in optimizer steps, as far as they are options of the method."""
     total = recipe.epochs * steps
     facts = {
-        "sparsity": make_schedule(recipe, steps) if ramps(method) else recipe.level,
+        # A method that prunes once, at a given step, does not follow a ramp.
+        "sparsity": make_schedule(recipe, steps) if ramps(method) and "at" not in known else recipe.level,
         "at": total,
         "total_steps": total,
         "seed": recipe.seed,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from inspect import signature
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,13 @@ def load(path: Path) -> dict[str, Any]:
     return state
 
 
+def saves_shards() -> bool:
+    """Return whether this torch can save sharded tensors as safetensors: from 2.9 on."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    return "save_distributed" in signature(HuggingFaceStorageWriter).parameters
+
+
 def save_sharded(folder: Path, state: Mapping[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Write the sharded tensors of `state` to a new subfolder; return the rest and the subfolder's name.
 
@@ -69,7 +77,8 @@ def save_sharded(folder: Path, state: Mapping[str, Any], ranks: Ranks) -> dict[s
         return {_MARK: path, "shape": list(leaf.shape), "dtype": str(leaf.dtype).removeprefix("torch.")}
 
     rest: dict[str, Any] = _map_leaves(state, take)
-    save_tensors(tensors, storage_writer=HuggingFaceStorageWriter(str(folder / name), save_distributed=True))
+    options: dict[str, Any] = {"save_distributed": True}  # unknown to torch 2.8
+    save_tensors(tensors, storage_writer=HuggingFaceStorageWriter(str(folder / name), **options))
     return {**rest, "shards": name}
 
 

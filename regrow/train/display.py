@@ -161,8 +161,7 @@ def _facts(heading: str) -> Table:
 
 
 def _sparsity(recipe: Recipe) -> str:
-    from regrow.methods.registry import find_method
-    from regrow.train.build import ramps
+    from regrow.methods.registry import find_method, ramps
 
     pruned = f"{recipe.sparsity_title} of the {'filters' if recipe.prunes_filters else 'weights'}"
     if not recipe.epochs:

@@ -1,10 +1,10 @@
-"""The training loop: step, epoch and phase. Its whole state can be saved and restored between two steps."""
+"""The training loop: step, epoch, phase and evaluation. Its whole state can be saved and restored between two steps."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -24,11 +24,12 @@ from regrow.runs.recipe import Recipe, RecipeError
 from regrow.train import build
 from regrow.train.build import LearningRate
 from regrow.train.distributed import Ranks, broadcast_buffers, full_tensor, parallelize
-from regrow.train.evaluate import evaluate
 from regrow.train.own import check_fit, seed_all
 
 # Losses are read in blocks, because reading each one would stall a GPU.
 _LOSSES_AT_ONCE = 50
+# Number of classes from which top-5 accuracy is reported.
+_MANY_CLASSES = 50
 
 
 class StateError(ValueError):
@@ -306,3 +307,51 @@ def make_trainer(
         raise
     except ValueError as error:
         raise RecipeError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss, and accuracies in percent (top-5 only for many classes)."""
+
+    loss: float
+    top1: float
+    top5: float | None = None
+
+    def record(self) -> dict[str, float | None]:
+        """Return the entries of a record; a loss that is not finite is None, because JSON has no NaN."""
+        entries = {"test_loss": self.loss if math.isfinite(self.loss) else None, "top1": self.top1}
+        return entries if self.top5 is None else {**entries, "top5": self.top5}
+
+
+@torch.no_grad()
+def evaluate(
+    network: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    bf16: bool = False,
+    after_batch: Callable[[], None] = lambda: None,
+    ranks: Ranks = Ranks(),  # noqa: B008 - it is immutable
+) -> Score:
+    """Evaluate `network` on `batches`, of which each rank has a part; `after_batch` may raise to stop."""
+    training = network.training
+    network.eval()
+    loss, right, among_five, images = 0.0, 0, 0, 0
+    many = False
+    try:
+        for inputs, labels in batches:
+            with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
+                logits = network(inputs)
+            loss += float(F.cross_entropy(logits.float(), labels, reduction="sum"))
+            many = logits.shape[1] >= _MANY_CLASSES
+            right += _hits(logits, labels, 1)
+            among_five += _hits(logits, labels, 5) if many else 0
+            images += len(labels)
+            after_batch()
+    finally:
+        network.train(training)
+    loss, first, five, count = ranks.sum([loss, right, among_five, images])
+    return Score(loss / count, 100 * first / count, 100 * five / count if many else None)
+
+
+def _hits(logits: Tensor, labels: Tensor, among: int) -> int:
+    return int(torch.count_nonzero(logits.topk(among, 1).indices == labels[:, None]))

@@ -31,7 +31,7 @@ from regrow.runs.folder import (
     write_json,
     write_whole,
 )
-from regrow.runs.recipe import Recipe
+from regrow.runs.recipe import Recipe, RecipeError
 from regrow.runs.stop import Stop, StoppedError, stop_requests
 from regrow.system import environment, versions
 from regrow.train import checkpoint
@@ -137,6 +137,7 @@ class _Run:
         if (result := self.ranks.on_rank0(lambda: read_result(self.folder))) is not None:
             self._tell(Finished(self.folder, result))
             return result
+        self._check_torch()
         self._begin()
         try:
             self.trainer.run(self._after_step, self._after_epoch)
@@ -158,6 +159,13 @@ class _Run:
             "epoch": self.trainer.epoch,
             "step": self.trainer.step,
         }
+
+    def _check_torch(self) -> None:
+        if self.recipe.parallel == "fsdp" and not checkpoint.saves_shards():
+            raise RecipeError(
+                f'parallel = "fsdp" needs torch 2.9 or newer for its checkpoints, got {torch.__version__}. '
+                'Use "ddp", or FSDP2 in your own loop.'
+            )
 
     def _begin(self) -> None:
         state = self.ranks.on_rank0(self._read)

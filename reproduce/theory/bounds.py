@@ -20,19 +20,19 @@ from reproduce.theory.problems import Problem
 class BoundComparison:
     """Measured value and bound, for each number of steps in `steps`.
 
-    The bound has two parts: `vanishing` goes to zero with the number of steps; `neighbourhood` depends on the pruning
+    The bound has two parts: `vanishing` goes to zero with the number of steps; `neighborhood` depends on the pruning
     errors δ_t‖x_t‖² and goes to zero only if they do.
     """
 
     steps: Tensor
     measured: Tensor
     vanishing: Tensor
-    neighbourhood: Tensor
+    neighborhood: Tensor
 
     @property
     def bound(self) -> Tensor:
         """The right-hand side of the theorem."""
-        return self.vanishing + self.neighbourhood
+        return self.vanishing + self.neighborhood
 
     @property
     def holds(self) -> bool:
@@ -70,7 +70,7 @@ def dense_iterate(problem: Problem, runs: Sequence[Trajectory]) -> BoundComparis
     promised = strongly_convex(problem, runs)
     gap = _mean([values(problem, run.dense) for run in runs]) - problem.least
     extra = problem.smoothness * _weighted(_mean([run.errors for run in runs]))
-    return BoundComparison(promised.steps, _weighted(gap), 2 * promised.vanishing, 2 * promised.neighbourhood + extra)
+    return BoundComparison(promised.steps, _weighted(gap), 2 * promised.vanishing, 2 * promised.neighborhood + extra)
 
 
 def one_shot(problem: Problem, runs: Sequence[Trajectory], steps: Tensor, pruned: Sequence[Tensor]) -> BoundComparison:

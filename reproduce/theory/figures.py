@@ -41,13 +41,13 @@ def theorem(records: Sequence[Record], *, title: str, quantity: str) -> Any:
     return panel.facet(column=alt.Column("pruned:N", title=None, sort=None)).properties(title=title)
 
 
-def neighbourhood(records: Sequence[Record], *, smoothness: float) -> Any:
+def neighborhood(records: Sequence[Record], *, smoothness: float) -> Any:
     """Return the final value of the pruned model against the average pruning error, for every sparsity."""
     alt = _altair()
     last = max(record.steps for record in records)
     rows: list[dict[str, Any]] = [
         {
-            "error": record.neighbourhood / (3 * smoothness),
+            "error": record.neighborhood / (3 * smoothness),
             "measured": record.measured,
             "bound": record.bound,
             "pruned": f"{record.sparsity:.0%} pruned",

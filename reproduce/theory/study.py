@@ -37,13 +37,13 @@ class Record:
     steps: int
     measured: float
     vanishing: float
-    neighbourhood: float
+    neighborhood: float
     runs: int
 
     @property
     def bound(self) -> float:
         """The bound of the theorem."""
-        return self.vanishing + self.neighbourhood
+        return self.vanishing + self.neighborhood
 
     def as_row(self) -> dict[str, Any]:
         """Return the record with its bound, for JSON."""
@@ -133,12 +133,12 @@ def _records(
     theorem: str, model: str, sparsity: float, found: BoundComparison, shown: Tensor, runs: int
 ) -> list[Record]:
     rows = zip(
-        *(part.tolist() for part in (found.steps, found.measured, found.vanishing, found.neighbourhood)), strict=True
+        *(part.tolist() for part in (found.steps, found.measured, found.vanishing, found.neighborhood)), strict=True
     )
     wanted = set(shown.tolist())
     return [
-        Record(theorem, model, sparsity, int(T), measured, vanishing, neighbourhood, runs)
-        for T, measured, vanishing, neighbourhood in rows
+        Record(theorem, model, sparsity, int(T), measured, vanishing, neighborhood, runs)
+        for T, measured, vanishing, neighborhood in rows
         if int(T) in wanted
     ]
 
@@ -160,7 +160,7 @@ def run(folder: Path, *, size: StudySize = FULL, progress: Callable[[str], None]
     pruned = [record for record in first if record.model == "pruned model"]
     title = "Strongly convex (logistic regression with an l2 term)"
     figures.save(figures.theorem(first, title=title, quantity="f − f*"), folder, "strongly-convex")
-    figures.save(figures.neighbourhood(pruned, smoothness=ridge.smoothness), folder, "neighbourhood")
+    figures.save(figures.neighborhood(pruned, smoothness=ridge.smoothness), folder, "neighborhood")
     title = "Non-convex (logistic regression with a bounded penalty)"
     figures.save(figures.theorem(second, title=title, quantity="‖∇f(û)‖²"), folder, "non-convex")
     return records
@@ -231,7 +231,7 @@ def _picture_view(scale: Scale, store: ResultStore) -> View:
 
 
 TITLES = {
-    "theorems": "Theorems 4.1 and 4.2: measured beside what they promise",
+    "theorems": "Theorems 4.1 and 4.2: measurements and bounds",
     "picture": "The 2-D picture: one weight of two may stay",
 }
 

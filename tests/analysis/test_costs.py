@@ -290,7 +290,7 @@ def test_the_table_has_a_line_per_layer_and_the_totals() -> None:
         ((1, 32, 32), r"batch dimension\.$"),
     ],
 )
-def test_a_shape_that_the_model_does_not_run_on_is_named_with_what_would_be_right(shape, hint):
+def test_a_shape_that_the_model_cannot_run_on_is_named_with_a_correct_one(shape, hint):
     message = rf"does not run on an input of shape {re.escape(str(shape))} \(.*\)\. .* without the batch dimension"
     with pytest.raises(ValueError, match=message) as refused:
         account(build("resnet8"), shape)

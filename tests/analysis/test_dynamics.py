@@ -92,7 +92,7 @@ def test_epochs_are_compared_end_to_end_and_refreshes_averaged(
 
 @settings(deadline=None)
 @given(training=TRAININGS, data=st.data())
-def test_a_resumed_record_goes_on_as_the_uninterrupted_one(
+def test_a_resumed_record_equals_the_uninterrupted_one(
     training: tuple[int, list[tuple[list[int], int]]], data: st.DataObject
 ) -> None:
     start, epochs = training
@@ -113,7 +113,7 @@ def test_a_resumed_record_goes_on_as_the_uninterrupted_one(
     assert whole.still_changing() == second.still_changing()
 
 
-def test_a_saved_state_does_not_change_while_training_goes_on() -> None:
+def test_a_saved_state_does_not_change_while_training_continues() -> None:
     dynamics = Dynamics(masks_from(0))
     dynamics.epoch_end(masks_from(1))
     state = dynamics.state_dict()
@@ -177,7 +177,7 @@ def test_wrong_masks_are_named() -> None:
         dynamics.load_state_dict(Dynamics({"a.weight": torch.ones(3, 2, 2, dtype=torch.bool)}).state_dict())
 
 
-def test_it_sees_what_a_pruner_does_to_a_network() -> None:
+def test_dynamics_follow_the_masks_of_a_pruner() -> None:
     torch.manual_seed(0)
     model = build("small", channels=1, size=8, width=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -56,7 +56,7 @@ def test_a_training_too_short_for_its_sparsity_is_refused_before_it_starts(capsy
     code, said, problem = call(capsys, "train", "digits", *short, "--out", tmp_path / "new" / "short")
     assert (code, said) == (2, "")
     assert "the sparsity of 90.0% is not reached" in problem
-    assert 'In a recipe: a smaller ramp_end, more epochs, or every = "auto".' in problem
+    assert "End the ramp earlier, choose a smaller every, or train longer." in problem
     assert not list(tmp_path.iterdir())
 
 
@@ -88,7 +88,7 @@ def test_a_training_that_reaches_its_sparsity_says_nothing_about_a_target(capsys
         (("--method", "dns"), "90 % of the weights, reached after 1.5 epochs"),
     ],
 )
-def test_the_start_table_says_what_is_pruned_and_when(capsys, tmp_path, options, said):
+def test_the_start_table_shows_what_is_pruned_and_when(capsys, tmp_path, options, said):
     shown = call(capsys, "train", "digits", *QUICK_OPTIONS, *options, "--out", tmp_path / "run")[1]
     assert said in shown
 
@@ -103,7 +103,7 @@ def test_the_same_command_again_shows_the_finished_run(capsys, tmp_path):
 
 
 def test_a_recipe_file_is_trained_with_the_options_on_top(capsys, tmp_path):
-    (tmp_path / "mine.toml").write_text(QUICK.changed(epochs=9).to_toml(), encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(QUICK.changed(epochs=9, every="auto").to_toml(), encoding="utf-8")
     code, said, _ = call(capsys, "train", tmp_path / "mine.toml", "--epochs", "1", "--out", tmp_path / "run")
     assert code == 0
     assert "epoch 1/1" in said
@@ -136,7 +136,7 @@ def test_a_dry_run_estimates_the_time_and_writes_nothing(capsys, tmp_path, monke
         ("sfp", "--batch", "64"),  # whose 21 steps per epoch have other divisors than 6 of 256
     ],
 )
-def test_every_method_has_a_dry_run_that_says_what_it_did(capsys, tmp_path, monkeypatch, method):
+def test_every_method_has_a_dry_run_that_reports_what_it_did(capsys, tmp_path, monkeypatch, method):
     monkeypatch.chdir(tmp_path)
     chosen = (method,) if isinstance(method, str) else method
     code, said, errors = call(capsys, "train", "digits", *QUICK_OPTIONS, "--method", *chosen, "--dry-run")
@@ -299,7 +299,7 @@ def test_inspect_shows_a_run_that_is_not_finished(capsys, tmp_path):
     assert "not finished: after 6 steps" in said
 
 
-def test_env_and_completion_say_what_they_should(capsys):
+def test_env_and_completion_print_their_contents(capsys):
     said = call(capsys, "env")[1]
     assert all(f"\n{name} " in said for name in ("torch", "compiler", "cache"))
     for shell in ("bash", "zsh"):
@@ -307,7 +307,7 @@ def test_env_and_completion_say_what_they_should(capsys):
 
 
 @pytest.mark.slow
-def test_the_demo_shows_what_pruning_in_one_shot_destroys_and_dpf_does_not(capsys, tmp_path):
+def test_the_demo_shows_that_one_shot_pruning_loses_accuracy_and_dpf_does_not(capsys, tmp_path):
     from regrow.cli.demo import comparison
 
     code, said, _ = call(capsys, "demo", "--out", tmp_path / "demo")
@@ -342,7 +342,7 @@ def test_warnings_are_printed_without_markup(capsys):
     assert capsys.readouterr().out == "warning: layer [0] has 3 [/] of :cat:\n"
 
 
-def test_the_demo_says_what_its_figures_need(capsys, tmp_path, monkeypatch):
+def test_the_demo_names_the_extra_that_its_figures_need(capsys, tmp_path, monkeypatch):
     def draw(out, files):
         raise ImportError
 

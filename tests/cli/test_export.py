@@ -11,7 +11,7 @@ import torch
 import regrow
 from regrow import data
 from regrow.cli import main
-from regrow.export.wasm_module import info_of
+from regrow.export.wasm_template import info_of
 
 
 def cli(*arguments):

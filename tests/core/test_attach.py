@@ -24,7 +24,7 @@ def test_a_second_pruner_is_refused_through_another_optimizer_too():
     assert regrow.DPF(model, sgd(model), sparsity=0.5, targets=["0", "3"]).step == 0
 
 
-def test_a_pruner_whose_optimizer_nobody_uses_any_more_does_not_stand_in_the_way():
+def test_a_pruner_of_a_deleted_optimizer_does_not_block_a_new_one():
     model = small_cnn()
     gc.disable()  # a pruner and its optimizer hold each other, and die when they are collected
     try:

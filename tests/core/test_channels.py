@@ -36,7 +36,7 @@ def test_the_bias_and_the_batch_norm_that_directly_follows_go_with_the_filter():
     assert not model[:2](x)[:, ~live].any()
 
 
-def test_without_it_the_channel_emits_what_the_shift_makes_of_zero():
+def test_without_channels_the_channel_is_the_constant_that_batch_norm_gives_for_zero():
     model = with_scales()
     optimizer = sgd(model)
     pruner = regrow.OneShot(model, optimizer, sparsity=0.5, unit="filter", scope="layer", targets="0")
@@ -47,7 +47,7 @@ def test_without_it_the_channel_emits_what_the_shift_makes_of_zero():
     assert torch.allclose(emitted, model[1].bias[dead].view(1, -1, 1, 1).expand_as(emitted), atol=1e-5)
 
 
-def test_dpf_keeps_what_belongs_to_a_filter_behind_the_model_too():
+def test_dpf_also_keeps_dense_copies_of_a_filters_bias_and_norm():
     model = with_scales()
     optimizer = sgd(model)
     pruner = regrow.DPF(model, optimizer, sparsity=0.5, unit="filter", channels=True, scope="layer", targets="0")
@@ -103,7 +103,7 @@ class Branching(nn.Module):
         return self.fc(x.mean((2, 3)) if x.sum() > 0 else x.amax((2, 3)))
 
 
-def test_what_cannot_work_is_said():
+def test_unsupported_arguments_raise_errors():
     model = with_scales()
     with pytest.raises(ValueError, match=r"criterion='bn' ranks filters .* and 3.weight has none: leave it out"):
         regrow.DPF(model, sgd(model), sparsity=0.5, unit="filter", criterion="bn")

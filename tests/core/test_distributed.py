@@ -55,7 +55,7 @@ def attach_before_ddp(rank):
     return str(caught.value)
 
 
-def test_ranks_that_were_initialised_differently_are_told_at_the_first_step(tmp_path):
+def test_differently_initialized_ranks_raise_an_error_at_the_first_step(tmp_path):
     assert "different masks" in run_on_two(attach_before_ddp, tmp_path)[1]
 
 

@@ -26,7 +26,7 @@ def trained():
     return model, optimizer, pruner
 
 
-def test_stats_tell_what_is_there(trained):
+def test_stats_are_those_of_the_present_masks_and_weights(trained):
     model, _, pruner = trained
     stats = pruner.stats()
     weights = {name: p for name, p in model.named_parameters() if name in pruner.masks}
@@ -79,7 +79,7 @@ def test_dense_shows_the_dense_weights_for_a_while(trained):
     assert all(torch.equal(pruned[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_freezing_fixes_the_mask_and_forgets_what_was_pruned(trained):
+def test_freezing_fixes_the_mask_and_drops_the_pruned_weights(trained):
     model, optimizer, pruner = trained
     pruner.freeze()
     masks = pruner.masks.clone()

@@ -219,7 +219,7 @@ def test_activation_checkpointing_recomputes_at_the_pruned_weights():
     assert train(model, optimizer, batches(6)) == train(plain, other, batches(6))
 
 
-def test_an_exception_inside_step_leaves_a_pruner_that_knows_what_the_model_holds():
+def test_after_an_exception_inside_step_the_pruner_knows_which_weights_the_model_holds():
     model = small_cnn()
     optimizer = sgd(model)
     pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=2)
@@ -357,7 +357,7 @@ def test_a_write_through_data_is_found_in_a_deep_network_too():
         assert torch.equal(model[41].weight, written)
 
 
-def test_whoever_writes_a_single_weight_through_data_at_every_step_is_found():
+def test_writing_a_single_weight_through_data_at_every_step_is_detected():
     model = small_cnn()
     optimizer = sgd(model, lr=0.0)
     pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=1000)
@@ -471,7 +471,7 @@ def test_bad_input_is_refused_before_anything_is_changed(options, error, message
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_what_cannot_work_is_refused_with_what_to_do():
+def test_unsupported_options_are_errors_that_name_an_alternative():
     model = small_cnn()
     optimizer = sgd(model)
     regrow.DPF(model, optimizer, sparsity=0.5)

@@ -138,7 +138,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_answered_with_what_is_wrong(mistake, tmp_path):
+def test_a_mistake_raises_an_error_that_names_it(mistake, tmp_path):
     call, message = MISTAKES[mistake]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regrow.core.random import uniform
+from regrow.core.bits import uniform
 from tests.methods.reference import draw
 
 

@@ -44,7 +44,7 @@ def test_zeros_do_not_pass_for_small_outputs_in_onnx(tmp_path, scale):
     assert list(tmp_path.iterdir()) == []
 
 
-class Cancelling(nn.Module):
+class Canceling(nn.Module):
     """Loses three digits in float32: torch's own error is above the tolerance of compiled models."""
 
     def __init__(self):
@@ -59,7 +59,7 @@ class Cancelling(nn.Module):
 
 
 def test_the_rounding_of_torch_is_not_blamed_on_others(tmp_path):
-    model = Cancelling().eval()
+    model = Canceling().eval()
     exact = exact_outputs(model, (X,))[0]
     with torch.no_grad():
         assert distance(model(X).double(), exact) > 3e-4

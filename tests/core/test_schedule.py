@@ -65,18 +65,18 @@ def test_a_number_is_a_constant_schedule():
         (lambda: as_schedule(lambda t: 1.5), "at step 0 must be in"),
     ],
 )
-def test_a_wrong_schedule_says_what_is_wrong(make, message):
+def test_a_wrong_schedule_is_an_error_that_names_the_problem(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
 @pytest.mark.parametrize("end", [float("inf"), "10", 100.5, True])
-def test_a_ramp_that_ends_at_no_step_is_a_type_error(end):
+def test_a_ramp_whose_end_is_not_a_step_is_a_type_error(end):
     with pytest.raises(TypeError, match=f"end must be a whole number of optimizer steps, .* got {end!r}"):
         regrow.Cubic(0.9, end=end)
 
 
-def test_a_sparsity_that_is_no_number_is_a_type_error():
+def test_a_sparsity_that_is_not_a_number_is_a_type_error():
     with pytest.raises(TypeError, match="'90%'"):
         as_schedule("90%")  # type: ignore[arg-type]
 

@@ -169,7 +169,7 @@ class Rank(ShardGroup):
 
 @settings(max_examples=50, deadline=None)
 @given(weights=weight_lists(), share=st.floats(0, 1))
-def test_shards_select_together_what_the_whole_selects(weights, share):
+def test_shards_select_the_same_as_the_whole_tensor(weights, share):
     count = round(share * sum(w.numel() for w in weights))
     halves = [torch.tensor_split(w, [len(w) // 2]) for w in weights]
     futures = Ranks().run([[half[rank] for half in halves] for rank in range(2)], count)

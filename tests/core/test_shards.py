@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 import regrow
+from regrow.core.bits import uniform
 from regrow.core.budget import keep_largest, sum_by_rows
 from regrow.core.distributed import shard_group
-from regrow.core.random import uniform
 from tests.core.nets import batches, sgd, small_cnn, train
 from tests.train.together import run_together
 
@@ -177,7 +177,7 @@ def be_refused():
         regrow.LotteryTicket(model, 0.5)
 
 
-def test_what_cannot_be_sharded_is_refused_with_a_reason():
+def test_unsupported_sharding_is_refused_with_a_reason():
     run_together(2, in_group, be_refused)
 
 
@@ -234,5 +234,5 @@ def seams():
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_what_is_asked_of_the_shards_is_what_the_whole_says(size):
+def test_counts_and_sizes_over_shards_are_those_of_the_whole_tensor(size):
     run_together(size, in_group, seams)

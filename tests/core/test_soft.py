@@ -126,7 +126,7 @@ def test_kept_weights_that_tie_with_the_threshold_are_zero_and_counted_as_kept()
     assert pruner.sparsity == pruner.stats().layers["weight"] == 0.5
 
 
-def test_the_quality_counts_what_is_taken_from_kept_weights():
+def test_delta_includes_what_is_subtracted_from_kept_weights():
     layer, optimizer = layer_with([1.0, 2.0])
     pruner = regrow.DPF(layer, optimizer, sparsity=0.5, include_last=True, threshold="soft")
     assert pruner.stats().delta == pytest.approx((1 + 1) / (1 + 4))
@@ -220,7 +220,7 @@ def test_an_offloaded_training_has_the_same_bits():
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_freezing_continues_from_what_the_model_holds(offload):
+def test_freezing_continues_from_the_weights_in_the_model(offload):
     model, optimizer, pruner = attached(offload=offload)
     train(model, optimizer, batches(10))
     shown, masks = copy.deepcopy(model), pruner.masks.clone()
@@ -291,7 +291,7 @@ def test_an_average_swapped_in_and_back_does_not_cost_the_weights_behind():
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_written_weights_that_respect_the_mask_are_what_the_model_holds(offload):
+def test_written_weights_inside_the_mask_become_those_of_the_model(offload):
     model, optimizer, pruner = attached(offload=offload)
     train(model, optimizer, batches(10))
     behind = copy.deepcopy(pruner.weights)
@@ -362,7 +362,7 @@ def test_a_filter_whose_kept_weights_have_shrunk_to_zero_is_bounded_as_a_dead_on
     assert torch.allclose(after[:2], median.expand(2))
 
 
-def test_what_a_soft_threshold_cannot_do_is_refused_before_anything_changes():
+def test_options_that_a_soft_threshold_does_not_support_are_refused_before_anything_changes():
     model = small_cnn()
     before = copy.deepcopy(model.state_dict())
     for options, message in (

@@ -158,7 +158,7 @@ def test_a_step_that_calls_its_parent_s_counts_once():
 
 
 class Afterwards(torch.optim.SGD):
-    """A subclass that goes on working on the weights when its parent's step is done."""
+    """A subclass that changes the weights after its parent's step."""
 
     def step(self, closure=None):
         loss = super().step(closure)

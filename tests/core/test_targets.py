@@ -52,7 +52,7 @@ def test_tied_weights_are_pruned_once():
     assert int((net[1].weight == 0).sum()) == 8
 
 
-def test_a_model_with_nothing_to_prune_says_so():
+def test_a_model_with_nothing_to_prune_raises_an_error():
     with pytest.raises(ValueError, match=r"nothing to prune.*include_last=True"):
         find_targets(nn.Sequential(nn.Linear(3, 2)))
 

@@ -22,7 +22,7 @@ def net(seed: int = 0) -> nn.Sequential:
 
 
 def groups(name: str, tensor: torch.Tensor, m: int) -> torch.Tensor:
-    """One row per group: neighbours along the input channels, which come first in a transposed convolution."""
+    """One row per group: neighbors along the input channels, which come first in a transposed convolution."""
     inputs = 0 if name == "2.weight" else 1
     return tensor.transpose(inputs, -1).reshape(-1, m)
 
@@ -99,7 +99,7 @@ def test_groups_that_lose_least_are_converted_first():
         ),
     ],
 )
-def test_what_a_unit_cannot_do_is_said(options, message):
+def test_options_that_a_unit_does_not_support_are_errors(options, message):
     model = net()
     with pytest.raises(ValueError, match=message):
         regrow.DPF(model, sgd(model), **options)

@@ -74,7 +74,7 @@ def test_a_download_with_a_wrong_hash_is_refused_and_deleted(server, an_empty_ma
     assert not any(path.is_file() for path in an_empty_machine.rglob("*"))
 
 
-def test_a_server_without_the_file_or_no_server_at_all_is_an_error_that_says_so(server):
+def test_a_missing_file_or_server_is_an_error_that_names_it(server):
     _, url = server
     with pytest.raises(DataError, match=r"file: could not be downloaded from .* \(HTTP Error 404"):
         fetch(info("cifar10"), [Remote(f"{url}/file", "")])

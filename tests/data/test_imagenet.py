@@ -22,7 +22,7 @@ from regrow.data.stream import WINDOW, central_box, random_box
 
 
 def jpeg(width: int, height: int, seed: int) -> bytes:
-    """A smooth picture, so that scaling and compression keep it recognisable."""
+    """A smooth picture, so that scaling and compression keep it recognizable."""
     corners = np.random.default_rng(seed).integers(0, 256, (3, 3, 3), dtype=np.uint8)
     stream = io.BytesIO()
     Image.fromarray(corners).resize((width, height), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=95)
@@ -100,7 +100,7 @@ def test_rows_of_all_shards_are_the_data_set(shards):
     assert pixels.shape == (2, 3, 224, 224)
 
 
-def test_validation_images_are_the_test_part_and_the_unlabelled_ones_of_the_hub_are_not(tmp_path):
+def test_validation_images_are_the_test_part_and_the_unlabeled_ones_of_the_hub_are_not(tmp_path):
     write_shards(tmp_path / "imagenet", rows=3, part="test")
     with pytest.raises(DataError, match="ImageNet was not found"):
         load("imagenet", "test", root=tmp_path)
@@ -211,7 +211,7 @@ def test_an_image_that_cannot_be_decoded_is_named_even_by_a_worker(tmp_path, wor
     assert not active_children()
 
 
-def test_an_epoch_that_is_given_up_leaves_no_worker(folders):
+def test_an_abandoned_epoch_leaves_no_worker(folders):
     batches = Batches(load("imagenet", root=folders, limit=24, workers=2), 4).epoch(0)
     assert not active_children()
     next(batches)

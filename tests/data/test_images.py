@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regrow.data import DataError, info, load, names
+from regrow.data import Batches, DataError, info, load, names
 
 
 def test_digits_need_no_file_and_keep_the_documented_split():
@@ -126,3 +126,9 @@ def test_every_data_set_in_the_table_knows_its_own_name(name):
 def test_listing_data_sets_imports_none_of_them():
     code = "import sys, regrow.data; regrow.data.names(); sys.exit('regrow.data.cifar' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_printed_data_set_is_one_short_line():
+    digits = load("digits", "train")
+    assert str(digits) == "<ImageSet digits: 1,297 images of 1x8x8, 10 classes>"
+    assert len(str(Batches(digits, 64, seed=0))) < 250

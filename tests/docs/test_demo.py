@@ -110,7 +110,7 @@ def answer(browser: Chromium) -> str:
 @NEEDS_CHROMIUM
 @pytest.mark.parametrize("way", ["mouse", "touch"])
 @pytest.mark.parametrize("network", ["sparse", "dense"])
-def test_what_is_drawn_in_a_browser_is_read(browser: Chromium, network: str, way: str) -> None:
+def test_a_digit_drawn_in_a_browser_is_recognized(browser: Chromium, network: str, way: str) -> None:
     opened(browser, "draw", width=390 if way == "touch" else 1280, touch=way == "touch", dark=way == "touch")
     browser.evaluate(f"document.querySelector('input[value={network}]').click()")
     draw, right = browser.touch if way == "touch" else browser.drag, 0

@@ -22,7 +22,7 @@ def text_of(page: str) -> str:
     return (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
-def test_the_theorems_page_rounds_what_was_measured():
+def test_the_theorems_page_shows_rounded_measurements():
     lines = (RESULTS / "theory" / "theorems.jsonl").read_text().splitlines()
     records = [record for record in map(json.loads, lines) if record["steps"] == 1000]
     table = text_of("theory.md").split("At T = 1000:")[1].splitlines()
@@ -67,7 +67,7 @@ def test_every_file_of_results_is_described():
     assert [name for name in files if f"`{name}`" not in described] == []
 
 
-def test_the_table_of_accuracies_says_who_keeps_more():
+def test_the_table_of_accuracies_shows_which_methods_keep_more_parameters():
     rows = [
         {"method": method, "sparsity": 0.9, "parameters_left": left}
         for method, left in {"Dense": 1.0, "DPF": 0.115, "SNIP": 0.115, "DSR": 0.15}.items()
@@ -99,3 +99,18 @@ def test_the_page_about_existing_models_has_the_accuracies_of_the_results(label,
     (line,) = (line for line in text_of("existing-model.md").splitlines() if line.startswith(f"| {label} |"))
     assert found.n == 3
     assert line.endswith(f"| {found.mean:.1f} ± {found.std:.1f} % |")
+
+
+def test_the_sentences_about_an_existing_network_follow_from_the_results():
+    rows = [json.loads(line) for line in (RESULTS / "existing" / "cifar10-resnet8.jsonl").read_text().splitlines()]
+    found = {}
+    for row in rows:
+        recipe = row["recipe"]
+        if row["evaluated_on"] == "test":
+            found.setdefault((recipe["method"], recipe["init"] is not None, recipe["epochs"]), []).append(row["top1"])
+    dpf, oneshot = Summary.of(found["dpf", True, 2]), Summary.of(found["oneshot", True, 0])
+    scratch, full = Summary.of(found["dpf", False, 2]), Summary.of(found["dpf", False, 8])
+    assert abs(dpf.mean - oneshot.mean) < min(dpf.std, oneshot.std)
+    assert 9.5 < dpf.mean - scratch.mean < 11
+    assert 0.5 < full.mean - dpf.mean < 1.5
+    assert dpf.n == full.n == oneshot.n == scratch.n == len(found["dense", False, 8])

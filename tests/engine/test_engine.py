@@ -46,7 +46,7 @@ def check(model: nn.Module, x: Tensor, lanes: int) -> None:
 @pytest.mark.parametrize("lanes", LANES)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(drawn=networks())
-def test_any_network_gives_what_torch_gives(lanes: int, drawn: tuple[nn.Module, Tensor]) -> None:
+def test_any_network_computes_the_same_as_torch(lanes: int, drawn: tuple[nn.Module, Tensor]) -> None:
     check(*drawn, lanes)
 
 
@@ -55,7 +55,7 @@ def test_any_network_gives_what_torch_gives(lanes: int, drawn: tuple[nn.Module, 
 @pytest.mark.parametrize("lanes", LANES)
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(drawn=networks())
-def test_very_many_networks_give_what_torch_gives(lanes: int, drawn: tuple[nn.Module, Tensor]) -> None:
+def test_very_many_networks_compute_the_same_as_torch(lanes: int, drawn: tuple[nn.Module, Tensor]) -> None:
     check(*drawn, lanes)
 
 
@@ -63,7 +63,7 @@ def test_very_many_networks_give_what_torch_gives(lanes: int, drawn: tuple[nn.Mo
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(load_library().lanes == 16, reason="the machine's own vectors are tested as all others are")
 @pytest.mark.parametrize("name", ["resnet20", "wrn28-2", "vgg16", "densenet40", "resnet50"])
-def test_vectors_wider_than_the_machine_has_give_what_torch_gives(name: str) -> None:
+def test_vectors_wider_than_those_of_the_machine_compute_the_same_as_torch(name: str) -> None:
     """Layouts and plans of AVX-512, with kernels that do everything by halves."""
     torch.manual_seed(0)
     size = 64 if name == "resnet50" else 32
@@ -73,7 +73,7 @@ def test_vectors_wider_than_the_machine_has_give_what_torch_gives(name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["resnet20", "wrn28-2", "vgg16", "densenet40", "small", "resnet50"])
-def test_built_in_networks_give_what_torch_gives(name: str) -> None:
+def test_built_in_networks_compute_the_same_as_torch(name: str) -> None:
     torch.manual_seed(0)
     size = 64 if name == "resnet50" else 32
     model = build(name, size=size).eval()
@@ -101,7 +101,7 @@ class Bottlenecks(nn.Module):
 
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("band", [1, 1000, 9000])
-def test_convolutions_that_run_band_by_band_give_what_torch_gives(
+def test_convolutions_in_bands_compute_the_same_as_torch(
     lanes: int, band: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(split, "LARGE_CHAIN", 0)

@@ -167,7 +167,7 @@ def test_a_damaged_library_is_built_again(tmp_path: Path, monkeypatch: pytest.Mo
     load_library()
     (built,) = (tmp_path / "first" / "kernels").iterdir()
     content = built.read_bytes()
-    # Elsewhere, as a library that is in use cannot be loaded anew.
+    # In another cache folder, because a loaded library cannot be loaded again.
     damaged = tmp_path / "second" / "kernels" / built.name
     damaged.parent.mkdir(mode=0o755, parents=True)
     damaged.write_bytes(content[: len(content) // 2])

@@ -84,7 +84,7 @@ class Decoder(nn.Module):
     ],
     ids=str,
 )
-def test_a_decoder_gives_what_torch_gives(upsample: nn.Module, lanes: int) -> None:
+def test_a_decoder_computes_the_same_as_torch(upsample: nn.Module, lanes: int) -> None:
     torch.manual_seed(0)
     check(Decoder(upsample).eval(), torch.randn(2, 2, 14, 20), lanes)
 

@@ -39,7 +39,7 @@ def sparse(name: str = "resnet8", density: float = 0.1) -> nn.Module:
 
 @pytest.mark.parametrize("name", ["resnet8", "densenet22", "small"])
 @pytest.mark.parametrize("threads", [2, 3])
-def test_several_threads_give_what_one_gives(name: str, threads: int) -> None:
+def test_several_threads_compute_the_same_as_one(name: str, threads: int) -> None:
     model = sparse(name)
     x = torch.randn(7, 3, 32, 32)
     one = regrow.compile(model, x, tune=False)
@@ -62,7 +62,7 @@ class Ragged(nn.Module):
 
 
 @pytest.mark.parametrize("threads", [2, 3, 5])
-def test_threads_that_split_layers_give_what_one_gives(threads: int) -> None:
+def test_threads_that_split_layers_compute_the_same_as_one(threads: int) -> None:
     torch.manual_seed(0)
     model = Ragged().eval()
     sparsify(model, 0.3, torch.Generator().manual_seed(1))
@@ -121,7 +121,7 @@ def test_results_are_single_precision_whatever_the_default() -> None:
     torch.testing.assert_close(y, model(x).detach())
 
 
-def test_no_threads_are_refused() -> None:
+def test_zero_threads_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
         regrow.compile(nn.Linear(3, 4), torch.randn(1, 3), threads=0)
 

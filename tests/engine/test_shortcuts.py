@@ -88,7 +88,7 @@ def run(runner: NativeRunner, x: Tensor, like: Tensor) -> Tensor:
     bands=st.booleans(),
     threads=st.integers(1, 3),
 )
-def test_joined_blocks_give_what_torch_gives(
+def test_joined_blocks_compute_the_same_as_torch(
     lanes: int,
     block: type[Bottleneck],
     channels: int,

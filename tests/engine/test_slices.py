@@ -129,7 +129,7 @@ def drawn_plan(data: st.DataObject, model: nn.Module, x: Tensor, lanes: int, sli
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), slices=st.integers(2, 4), lanes=st.sampled_from([4, 8]))
-def test_slices_give_what_torch_gives(data: st.DataObject, slices: int, lanes: int) -> None:
+def test_slices_compute_the_same_as_torch(data: st.DataObject, slices: int, lanes: int) -> None:
     model, x = data.draw(networks(slices))
     plan = drawn_plan(data, model, x, min(lanes, load_library().lanes), slices)
     check(runner_of(plan, slices), model, x)

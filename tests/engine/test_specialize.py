@@ -72,7 +72,7 @@ def test_built_in_networks_are_computed_bit_for_bit(name: str, size: int) -> Non
 
 
 class Block(nn.Module):
-    """A step with stride, and a sum whose normalised form is what the next convolution reads."""
+    """A step with stride, and a sum whose normalized form is what the next convolution reads."""
 
     def __init__(self) -> None:
         super().__init__()

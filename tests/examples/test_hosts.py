@@ -224,7 +224,7 @@ def test_a_packed_pretrained_model_comes_back_bit_for_bit(tmp_path):
     assert_same(from_pretrained(tmp_path / "tied").state_dict(), tied.state_dict())
 
 
-def test_a_packed_pretrained_folder_runs_no_code_and_names_what_is_wrong(tmp_path):
+def test_a_packed_pretrained_folder_runs_no_code_and_its_errors_name_the_problem(tmp_path):
     pytest.importorskip("transformers", reason=REASON)
     import json
 

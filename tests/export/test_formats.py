@@ -8,9 +8,12 @@ import sys
 from pkgutil import resolve_name
 
 import pytest
+import torch
+from torch import nn
 
+import regrow
 from regrow import export
-from regrow.export.formats import FORMATS
+from regrow.export import FORMATS
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -47,3 +50,13 @@ def test_the_help_of_the_command_lists_formats_suffixes_and_options() -> None:
         assert f"{name}:" in shown
         assert form.suffix in shown
         assert all(f"--{option}" in shown for option in form.options)
+
+
+@pytest.mark.parametrize("write", [export.onnx, export.c, export.program, export.wasm])
+def test_an_export_says_that_the_model_is_not_as_sparse_as_asked_for(write, tmp_path):
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner = regrow.DPF(model, optimizer, sparsity=regrow.Cubic(0.9, end=100))
+    with pytest.warns(UserWarning, match=r"not as sparse as asked for: DPF is at step 0 .* ends at 90\.0%"):
+        write(model, torch.ones(1, 8), tmp_path / ("model.c" if write is export.c else "model"))
+    pruner.detach()

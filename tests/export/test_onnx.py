@@ -1,6 +1,7 @@
 """Exported networks, run by ONNX Runtime itself."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -127,3 +128,28 @@ def test_an_invalid_file_is_not_written(tmp_path, monkeypatch):
         export.onnx(nn.Linear(3, 3), torch.randn(2, 3), tmp_path / "x.onnx", check=False)
 
     assert not list(tmp_path.iterdir())
+
+
+class Cache:
+    """What decoders return beside their output: not a tensor, nor a container of them."""
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=True)
+
+    def forward(self, x):
+        return (x * 2, Cache()) if self.config.use_cache else x * 2
+
+
+def test_a_model_that_returns_a_cache_is_refused_in_one_line_that_says_how_to_switch_it_off(tmp_path):
+    model, x = Decoder().eval(), torch.randn(2, 3)
+    with pytest.raises(
+        RuntimeError, match=r"cannot export the model: .*: set model\.config\.use_cache = False"
+    ) as caught:
+        export.onnx(model, x, tmp_path / "a.onnx")
+    assert len(str(caught.value)) < 600
+    assert "\n" not in str(caught.value)
+    model.config.use_cache = False
+    export.onnx(model, x, tmp_path / "a.onnx")

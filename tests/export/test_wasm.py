@@ -8,6 +8,9 @@ import json
 import re
 import shutil
 import subprocess
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,20 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.browser import chromium
+from benchmarks.browser.chromium import Chromium
+from regrow import DPF, Cubic
+from regrow.engine import UnsupportedOperationError
 from regrow.engine.plan.weights import Format
 from regrow.export import wasm_module, wasm_template
-from regrow.export.wasm_module import WasmExport, info_of, wasm
+from regrow.export.wasm_module import WasmExport, wasm
+from regrow.export.wasm_template import info_of
 from regrow.models import build
 from tests.engine.networks import sparsify
 from tests.export.test_c import everything
 
 NEEDS_NODE = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+NEEDS_CHROMIUM = pytest.mark.skipif(chromium.find() is None, reason="needs Chromium (Debian's package chromium)")
 NEEDS_ZIG = pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="needs the package ziglang")
 
 
@@ -78,7 +87,7 @@ NETWORKS = {
 @NEEDS_NODE
 @pytest.mark.parametrize("weights", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_module_computes_what_the_model_computes(name: str, weights: Format, tmp_path: Path) -> None:
+def test_the_module_computes_the_same_as_the_model(name: str, weights: Format, tmp_path: Path) -> None:
     make, shape = NETWORKS[name]
     torch.manual_seed(0)
     model = make().eval()
@@ -183,9 +192,10 @@ def test_a_result_is_not_changed_by_the_next_run(exported: tuple[WasmExport, nn.
 def test_a_damaged_or_truncated_module_gives_a_clear_error(exported: tuple[WasmExport, nn.Module]) -> None:
     program = """
     const bytes = new Uint8Array(await readFile(process.argv[1] + "/model.wasm")), messages = [];
-    for (const at of [9, 200, 5000, 20000, bytes.length - 400, bytes.length - 100, bytes.length - 3]) {
+    const places = [9, 200, 5000, 20000, ...Array.from({ length: 200 }, (_, i) => bytes.length - 1 - i)];
+    for (const at of places) {
       const damaged = bytes.slice();
-      damaged[at] ^= 4;
+      damaged[at] ^= 1 << at % 8;
       messages.push(await said(load(damaged)));
     }
     for (const length of [0, 7, 1000, bytes.length - 1]) messages.push(await said(load(bytes.slice(0, length))));
@@ -194,9 +204,16 @@ def test_a_damaged_or_truncated_module_gives_a_clear_error(exported: tuple[WasmE
     done(messages);
     """
     messages = in_node(program, exported[0].module.parent)
-    assert len(messages) == 13
+    assert len(messages) == 4 + 200 + 4 + 2
     for message in messages:
-        assert message.startswith("not a model by regrow, or damaged on the way: ")
+        assert message.startswith("not a model by regrow, or damaged on the way: the checksum of its ")
+
+
+@NEEDS_NODE
+def test_a_compiled_module_of_another_kind_is_refused(exported: tuple[WasmExport, nn.Module]) -> None:
+    program = "done(await said(load(new WebAssembly.Module(new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0])))))"
+    message = in_node(program, exported[0].module.parent)
+    assert message == 'not a model by regrow: the module has no section "regrow"'
 
 
 @NEEDS_NODE
@@ -240,6 +257,9 @@ def test_the_page_needs_nothing_else_and_allows_nothing_else(exported: tuple[Was
     [
         ({"weights": "int4"}, "weights must be one of fp32, fp16, int8, got 'int4'"),
         ({"mean": [0.1, 0.2]}, "mean must have a value for each of 1 channels, got 2"),
+        ({"mean": [0.1]}, "mean and std belong together"),
+        ({"mean": [0.1], "std": [0.0]}, "std positive, got"),
+        ({"mean": [float("nan")], "std": [1.0]}, "mean must be finite"),
         ({"classes": ["cat"]}, "classes must name all 10 outputs, got 1"),
     ],
 )
@@ -259,3 +279,89 @@ def test_files_of_a_folder_that_is_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "web").write_text("")
     with pytest.raises(ValueError, match="is a file"):
         wasm(sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8), tmp_path / "web")
+
+
+def test_a_page_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
+    model, x = sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8)
+    wasm(model, x, tmp_path)
+    wasm(model, x, tmp_path, weights="fp16")  # an earlier export is replaced
+    (tmp_path / "index.html").write_text("my page")
+    with pytest.raises(ValueError, match=r"index\.html was not written by regrow"):
+        wasm(model, x, tmp_path)
+    assert (tmp_path / "index.html").read_text() == "my page"
+
+
+def test_an_unsupported_operation_is_named_with_an_alternative(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+    with pytest.raises(UnsupportedOperationError, match=r"(?s)layer_norm.*LayerNorm.*regrow\.export\.onnx"):
+        wasm(model, torch.randn(1, 8), tmp_path)
+
+
+def test_an_unfinished_model_gives_a_warning(tmp_path: Path) -> None:
+    model = sparse("small", 1.0, channels=1, size=8)
+    pruner = DPF(model, torch.optim.SGD(model.parameters(), lr=0.1), sparsity=Cubic(0.9, end=100))
+    with pytest.warns(UserWarning, match="not as sparse as asked for"):
+        wasm(model, torch.randn(1, 1, 8, 8), tmp_path)
+    assert pruner.step == 0
+
+
+@pytest.mark.slow
+@NEEDS_CHROMIUM
+@pytest.mark.parametrize("kind", ["image", "features"])
+def test_the_page_works_in_a_browser(kind: str, tmp_path: Path) -> None:
+    if kind == "image":
+        wasm(sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8), tmp_path)
+    else:
+        wasm(nn.Sequential(nn.Linear(20, 3)), torch.randn(1, 20), tmp_path)
+    with Chromium() as browser:
+        browser.open((tmp_path / "index.html").as_uri())
+        browser.wait_for("document.body.dataset.ready")
+        browser.click("#noise")
+        shown = "[canvas, choose].map((each) => each.getClientRects().length > 0)"
+        find = "const canvas = document.getElementById('input'), choose = document.getElementById('choose');"
+        assert browser.evaluate(f"(() => {{ {find} return {shown}; }})()") == [kind == "image"] * 2
+        assert browser.evaluate("parseFloat(document.querySelector('#facts dd').textContent)") > 0
+        assert browser.errors == []
+
+
+class Strict(SimpleHTTPRequestHandler):
+    """Serves a folder with the content security policy of the documentation, or with one that forbids WebAssembly."""
+
+    def end_headers(self) -> None:
+        evaluate = "" if self.path.endswith("?none") else "'wasm-unsafe-eval'"
+        policy = f"default-src 'none'; script-src 'self' {evaluate}; connect-src 'self'"
+        self.send_header("Content-Security-Policy", policy)
+        super().end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.slow
+@NEEDS_CHROMIUM
+def test_a_page_and_its_worker_run_the_module_under_a_strict_policy(tmp_path: Path) -> None:
+    wasm(sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8), tmp_path)
+    run = (
+        'import { load } from "./model.js";\nload("model.wasm").then((model) => model.run(new Float32Array(64)).length)'
+    )
+    (tmp_path / "worker.js").write_text(f"{run}.then((n) => postMessage(n), (error) => postMessage(error.message));")
+    start = 'new Worker("worker.js", { type: "module" }).onmessage = ({ data }) => (window.worker = data);'
+    (tmp_path / "page.js").write_text(
+        f"{run}.then((n) => (window.page = n), (e) => (window.page = e.message));\n{start}"
+    )
+    (tmp_path / "page.html").write_text(
+        '<!doctype html><link rel="icon" href="data:,"><script type="module" src="page.js"></script>'
+    )
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Strict, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with Chromium() as browser:
+        browser.open(f"http://127.0.0.1:{server.server_port}/page.html")
+        browser.wait_for("window.page && window.worker")
+        assert browser.evaluate("[window.page, window.worker]") == [10, 10]
+        browser.open(f"http://127.0.0.1:{server.server_port}/page.html?none")
+        browser.wait_for("window.page")
+        message = browser.evaluate("window.page")
+        assert message.startswith("this JavaScript engine cannot compile the model: ")
+        assert "Content Security Policy" in message
+    server.shutdown()
+    server.server_close()

@@ -145,7 +145,7 @@ def test_a_broken_library_is_built_again(good, tmp_path, content):
 
 
 @pytest.mark.parametrize("umask", [0, 0o002, 0o077])
-def test_what_is_remembered_is_recalled_whatever_the_umask(tmp_path, umask):
+def test_cached_files_are_readable_with_any_umask(tmp_path, umask):
     path, before = tmp_path / "cache" / "kernels" / "file", os.umask(umask)
     try:
         assert remember(path, b"content")
@@ -169,7 +169,7 @@ sys.exit(recall(Path(sys.argv[1])) != b"by root")
 
 
 @ROOT_ONLY
-def test_others_use_what_root_has_put_into_a_shared_cache():
+def test_other_users_use_the_files_of_root_in_a_shared_cache():
     environment = {**os.environ, "PYTHONPATH": str(Path(build.__file__).parents[3])}
     with tempfile.TemporaryDirectory() as shared:
         Path(shared).chmod(0o755)

@@ -73,7 +73,7 @@ def train_without_room_and_with_it(disk, room, saved):
     shutil.copytree(disk / "run", saved)
 
 
-def test_a_run_on_a_full_disk_says_so_and_resumes_when_space_is_freed(tmp_path, disk, finished):
+def test_a_run_on_a_full_disk_stops_with_an_error_and_resumes_when_space_is_freed(tmp_path, disk, finished):
     room = sum(path.stat().st_size for path in finished.iterdir()) // 2048
     elsewhere(train_without_room_and_with_it, disk, room, tmp_path / "saved")
     assert outcome(tmp_path / "saved") == outcome(finished)
@@ -87,7 +87,7 @@ def pack_without_room(finished, disk, said):
     assert (disk / "model.regrow").read_text() == "precious"
 
 
-def test_packing_onto_a_full_disk_says_so_and_leaves_the_old_file_alone(tmp_path, disk, finished):
+def test_packing_onto_a_full_disk_is_an_error_and_leaves_the_old_file_unchanged(tmp_path, disk, finished):
     elsewhere(pack_without_room, finished, disk, tmp_path / "said")
     assert f"cannot write {disk / 'model.regrow'}: No space left on device" in (tmp_path / "said").read_text()
 

@@ -56,6 +56,23 @@ def test_a_finished_run_exits_0_if_plots_and_curves_cannot_be_made(tmp_path):
     assert read_result(tmp_path / "run") is not None
 
 
+FEW = [6, *(pytest.param(count, marks=pytest.mark.slow) for count in (5, 10, 14))]
+
+
+@pytest.mark.parametrize("files", FEW)
+def test_a_run_with_few_file_descriptors_finishes_with_0_or_ends_in_one_line(tmp_path, files):
+    """With 6, the model is trained and saved, and nothing is left for plots and curves; with 5, nothing can be read."""
+    ended = command(*QUICK, "--out", tmp_path / "run", prefix=f"ulimit -n {files};")
+    finished = (tmp_path / "run" / "result.json").exists()
+    assert "Traceback" not in ended.stderr
+    assert (ended.returncode == 0) == finished, ended.stderr
+    assert finished == (files >= 6)
+    if finished:
+        assert "The run continues without it." in ended.stderr
+    else:
+        refused(ended, "Too many open files")
+
+
 def test_a_command_whose_output_is_its_result_fails_in_one_line_if_it_cannot_be_written(tmp_path):
     save(models.build("small"), tmp_path / "a.regrow")
     ended = command("inspect", tmp_path / "a.regrow", redirect=">/dev/full")
@@ -83,6 +100,29 @@ def test_a_compiler_that_builds_nothing_is_named(tmp_path, monkeypatch):
 
     with pytest.raises(NoCompilerError, match="/bin/true built nothing: is it a C compiler"):
         call_compiler(("/bin/true",), ["-o", str(tmp_path / "library")])
+
+
+@pytest.mark.slow
+def test_a_benchmark_with_a_compiler_that_builds_nothing_says_so_and_uses_torch(tmp_path):
+    save(models.build("small", width=2), tmp_path / "a.regrow")
+    ended = command("bench", tmp_path / "a.regrow", CC="/bin/true", REGROW_CACHE=str(tmp_path / "cache"))
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "Without a C compiler, the engine uses torch" in ended.stdout
+
+
+def test_the_folder_of_a_killed_build_is_removed_by_a_later_one_and_that_of_a_running_one_stays(tmp_path):
+    from regrow.engine.codegen import build
+
+    killed, running, other = (tmp_path / name for name in (f"{build._BUILD}killed", f"{build._BUILD}running", "other"))
+    for each in (killed, running, other):
+        each.mkdir()
+        (each / "kernels.c").touch()
+    long_ago = time.time() - 7200
+    for each in (killed, other):
+        os.utime(each, (long_ago, long_ago))
+    build._remove_abandoned(tmp_path)  # every build does this first
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted([other.name, running.name])
 
 
 def test_sighup_saves_like_sigterm_and_stays_ignored_under_nohup():

@@ -62,7 +62,9 @@ def test_a_run_that_is_killed_at_each_of_its_file_operations_ends_with_the_same_
     assert not list(folder.glob(".*")), "what killed processes were writing is cleaned up"
 
 
-@pytest.mark.parametrize("campaign", ["checkpoint writing", "packing"])
+@pytest.mark.parametrize(
+    "campaign", ["checkpoint writing", "packing", pytest.param("two-writer packing", marks=pytest.mark.slow)]
+)
 def test_files_are_whole_whenever_their_writer_is_killed(tmp_path, campaign):
     assert CAMPAIGNS[campaign](tmp_path / "files", random.Random(campaign)).kills >= 5
 

@@ -68,7 +68,7 @@ def attach_differently(wrap):
 
 
 @pytest.mark.parametrize("wrap", [DistributedDataParallel, sharded])
-def test_ranks_with_different_options_are_told_what_differs_when_they_attach(wrap):
+def test_ranks_with_different_options_raise_an_error_that_names_the_difference_when_they_attach(wrap):
     run_together(2, in_group, attach_differently, wrap)
 
 
@@ -88,7 +88,7 @@ def resume_differently(wrap):
 
 
 @pytest.mark.parametrize("wrap", [DistributedDataParallel, sharded])
-def test_ranks_that_resume_from_different_steps_are_told_at_the_next_step(wrap):
+def test_ranks_that_resume_from_different_steps_raise_an_error_at_the_next_step(wrap):
     run_together(2, in_group, resume_differently, wrap)
 
 

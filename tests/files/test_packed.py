@@ -183,7 +183,7 @@ def test_a_file_does_not_depend_on_the_default_type(tmp_path):
     ],
 )
 def test_files_of_built_in_networks_rely_on_tensors_that_have_not_changed(name, stored):
-    # Files do not list what the network says. Whoever changes names, shapes or their order in `regrow.models` makes
+    # Files do not list what the network says. Changing names, shapes or their order in `regrow.models` makes
     # them unreadable, and has to raise the version of the format and to say so in the changelog.
     assert digest_of(known_of(skeleton(Architecture(name, {}), 0))) == stored
 

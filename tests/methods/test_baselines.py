@@ -318,7 +318,7 @@ def test_srste_without_its_pull_is_dpf_with_groups():
     assert pruner.stats() == dpf.stats()
 
 
-def test_srste_pulls_pruned_weights_and_no_others():
+def test_srste_decays_only_pruned_weights():
     layer, optimizer = line(4.0, 1.0, -2.0, 3.0)
     pruner = regrow.SRSTE(layer, optimizer, lambda_w=0.25, targets=["weight"])
     assert layer.weight.tolist() == [[4.0, 0.0, 0.0, 3.0]]
@@ -489,7 +489,7 @@ def test_updates_of_dns_become_rare_as_the_paper_says():
         ("DNS", {"sparsity": 0.9, "gamma": -1.0}, ValueError, "gamma must be a finite number, 0 or more, got -1"),
     ],
 )
-def test_what_is_missing_or_wrong_is_said_before_anything_changes(method, options, error, message):
+def test_missing_or_wrong_arguments_are_errors_before_anything_changes(method, options, error, message):
     model = TRAINING.model()
     with pytest.raises(error, match=message):
         getattr(regrow, method)(model, TRAINING.optimizer(model), **options)

@@ -54,7 +54,7 @@ def test_the_feedback_of_dead_filters_stays_alive():
         assert not torch.equal(model[0].weight[:3], before)
 
 
-def test_the_mask_rests_at_the_end_and_what_is_pruned_is_gone():
+def test_the_mask_is_fixed_at_the_end_and_pruned_weights_are_dropped():
     model = small_cnn()
     optimizer = sgd(model)
     pruner = regrow.DPF(model, optimizer, sparsity=0.8, every=2, settle=0.25, total_steps=40)

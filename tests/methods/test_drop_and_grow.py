@@ -220,7 +220,7 @@ def test_rewiring_stops_when_the_authors_stop(method, last):
         (regrow.DPF, {"every": 90, "total_steps": 90, "settle": 0.1}),  # rests from step 81 on
     ],
 )
-def test_a_pruner_with_no_mask_update_in_a_known_length_says_so(method, options):
+def test_a_pruner_without_a_mask_update_in_a_known_length_warns(method, options):
     model = TRAINING.model()
     name, every, total = method.__name__, options["every"], options["total_steps"]
     known = total if "settle" not in options else 81
@@ -249,7 +249,7 @@ def test_rigl_grows_by_the_gradient_though_the_optimizer_may_write_over_it(form)
         masks = pruner.masks.clone()
 
 
-def test_sparse_momentum_moves_no_more_than_it_is_asked_to():
+def test_sparse_momentum_moves_at_most_the_requested_fraction():
     model = TRAINING.model()
     optimizer = TRAINING.optimizer(model)
     pruner = regrow.SparseMomentum(model, optimizer, sparsity=0.5, every=2, total_steps=TOTAL, drop_fraction=0.0)
@@ -272,7 +272,7 @@ def test_deep_rewiring_pulls_as_strongly_when_a_fused_step_unscales_the_gradient
     assert torch.allclose(*pulled, atol=1e-6)
 
 
-def test_deep_rewiring_that_is_frozen_pulls_no_more():
+def test_frozen_deep_rewiring_has_no_l1_term():
     model = nn.Linear(20, 5, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     pruner = regrow.DeepR(model, optimizer, sparsity=0.5, total_steps=10, l1=0.25, include_last=True)
@@ -349,7 +349,7 @@ def test_the_steps_at_which_dsr_doubles_its_period_can_be_chosen():
         regrow.DSR(model, optimizer, sparsity=0.5, total_steps=800, doublings=(25, 50))
 
 
-def test_the_projections_of_attention_are_no_shortcuts():
+def test_the_projections_of_attention_are_not_shortcuts():
     names = ["embed", "q_proj", "k_proj", "out_proj"]
     model = nn.ModuleDict({name: nn.Linear(8, 8) for name in names} | {"head": nn.Linear(8, 2)})
     assert list(attach_to(model, "DSR").targets) == [f"{name}.weight" for name in names[1:]]
@@ -365,7 +365,7 @@ def attach_to(model, method):
     return METHODS[method](model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), sparsity=0.9)
 
 
-def test_what_is_missing_or_wrong_is_said_before_anything_changes():
+def test_missing_or_wrong_arguments_are_errors_before_anything_changes():
     model = TRAINING.model()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = TRAINING.optimizer(model)

@@ -128,9 +128,9 @@ matrices = st.tuples(st.integers(1, 6), st.sampled_from([4, 8]), st.integers(0, 
 def test_compressors_do_what_their_names_say(w, bits, rank):
     assert set(compressors.Sign(scaled=False)(w).unique().tolist()) <= {-1.0, 1.0}
     assert compressors.Sign()(w).abs().allclose(w.abs().mean())
-    quantised = compressors.Uniform(bits)(w)
-    assert len(quantised.unique()) <= 2**bits - 1
-    assert (quantised - w).abs().max() <= w.abs().max() / (2 ** (bits - 1) - 1) / 2 * 1.0001
+    quantized = compressors.Uniform(bits)(w)
+    assert len(quantized.unique()) <= 2**bits - 1
+    assert (quantized - w).abs().max() <= w.abs().max() / (2 ** (bits - 1) - 1) / 2 * 1.0001
     kept = compressors.NM(1, 4)(w) != 0
     assert bool((kept.movedim(1, -1).reshape(-1, 4).sum(1) == 1).all())
     assert torch.linalg.matrix_rank(compressors.LowRank(rank)(w).flatten(1), rtol=1e-4) <= rank
@@ -163,7 +163,7 @@ def test_ready_compressors_have_names(name, compressor):
     assert regrow.Feedback(model, TRAINING.optimizer(model), compressor=name).compressor == compressor
 
 
-def test_what_cannot_work_is_said():
+def test_unsupported_arguments_raise_errors():
     model = TRAINING.model()
     optimizer = TRAINING.optimizer(model)
     with pytest.raises(ValueError, match=r"must return a tensor of shape \(4, 2, 3, 3\), got \(\)"):

@@ -67,7 +67,7 @@ def test_the_search_equals_the_procedure_done_by_hand(sparsity, rewind, drop):
     assert [level.result["steps"] for level in levels] == [LENGTH] + [LENGTH - rewind] * (len(levels) - 1)
 
 
-def test_an_interrupted_search_goes_on_at_its_level_and_ends_the_same(tmp_path):
+def test_an_interrupted_search_resumes_at_its_level_and_ends_the_same(tmp_path):
     whole = TRAINING.model()
     expected = regrow.LotteryTicket(whole, 0.6, rewind=2).run(train)
     calls = []
@@ -92,7 +92,7 @@ def test_an_interrupted_search_goes_on_at_its_level_and_ends_the_same(tmp_path):
     assert again[-1].masks.kept == expected[-1].masks.kept
 
 
-def test_what_cannot_work_is_said(tmp_path):
+def test_unsupported_arguments_raise_errors(tmp_path):
     model = TRAINING.model()
     with pytest.raises(ValueError, match="rewind=7 was never reached: train made 6 optimizer steps"):
         regrow.LotteryTicket(model, 0.5, rewind=7).run(train)
@@ -210,7 +210,7 @@ def test_a_sparsity_that_whole_levels_reach_takes_no_more_of_them(levels, drop):
 
 
 @pytest.mark.parametrize("scope", ["global", "layer", "er", "erk", "redistributed"])
-def test_what_a_level_has_lost_no_later_one_has(scope):
+def test_a_weight_that_a_level_prunes_stays_pruned_in_later_levels(scope):
     def shake(model, masks, start):
         with torch.no_grad():
             for parameter in model.parameters():

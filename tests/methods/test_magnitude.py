@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:all of .* is pruned")
 
 @settings(max_examples=30, deadline=None)
 @given(training=trainings(), final=st.floats(0, 0.99), every=st.integers(1, 4), scope=scopes)
-def test_incremental_prunes_exactly_what_the_ramp_asks_and_gives_nothing_back(training, final, every, scope):
+def test_incremental_prunes_exactly_to_the_ramp_and_never_regrows_a_weight(training, final, every, scope):
     model = training.model()
     optimizer = training.optimizer(model)
     ramp = regrow.Cubic(final, end=8)
@@ -39,7 +39,7 @@ def test_incremental_prunes_exactly_what_the_ramp_asks_and_gives_nothing_back(tr
     scope=st.sampled_from(["er", "erk", "redistributed"]),
     unit=st.sampled_from(["weight", "filter"]),
 )
-def test_incremental_gives_nothing_back_however_layers_share_what_is_left(training, final, scope, unit):
+def test_incremental_never_regrows_a_weight_with_any_scope(training, final, scope, unit):
     model = training.model()
     optimizer = training.optimizer(model)
     pruner = regrow.Incremental(model, optimizer, sparsity=regrow.Cubic(final, end=20), every=1, scope=scope, unit=unit)
@@ -64,7 +64,7 @@ def test_incremental_never_revives_a_pruned_weight_for_one_that_happens_to_be_ze
     assert pruner.masks["weight"].tolist() == [[False, True, False, True, True, True]]
 
 
-def test_incremental_chooses_by_the_magnitude_of_what_is_left():
+def test_incremental_selects_by_the_magnitude_of_the_remaining_weights():
     model = PLAIN.model()
     optimizer = PLAIN.optimizer(model)
     updated = {}
@@ -119,7 +119,7 @@ def test_dense_leaves_training_as_it_was():
     assert (pruner.sparsity, pruner.stats().delta, pruner.step) == (0.0, 0.0, 5)
 
 
-def test_what_is_wrong_is_said():
+def test_wrong_arguments_raise_errors():
     model = PLAIN.model()
     with pytest.raises(ValueError, match="at must be a whole number of optimizer steps, at least 0, got -1"):
         regrow.OneShot(model, PLAIN.optimizer(model), sparsity=0.5, at=-1)

@@ -59,7 +59,7 @@ def test_a_frozen_model_is_pruned_at_once():
     assert not any(weights[name][~mask].any() for name, mask in pruner.masks.items())
 
 
-def test_what_has_grown_since_the_last_mask_is_counted_and_goes_when_the_pruner_does():
+def test_weights_that_grew_since_the_last_mask_are_counted_and_removed_by_detach():
     model = small_cnn()
     optimizer = sgd(model)
     pruner = regrow.SFP(model, optimizer, sparsity=0.5, every=4)

@@ -151,7 +151,7 @@ def test_a_state_from_before_the_first_step_is_not_scored_again():
     assert all(torch.equal(mask, pruner.masks[name]) for name, mask in resumed.masks.items())
 
 
-def test_a_frozen_layer_that_is_chosen_has_no_gradient_and_goes_first():
+def test_a_frozen_target_has_no_gradient_and_is_pruned_first():
     model = TRAINING.model()
     model[0].weight.requires_grad_(False)
     x, y = batch()

@@ -42,8 +42,8 @@ def figures(task):
     return {figure.name: figure for section in sections(task) for figure in section.figures}
 
 
-def luminance(colour: str) -> float:
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def luminance(color: str) -> float:
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -55,9 +55,9 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_every_color_has_enough_contrast(theme):
-    assert all(contrast(colour, theme.surface) >= 3 for colour in theme.series)
-    for colour in (theme.text, theme.muted, theme.accent):
-        assert min(contrast(colour, theme.surface), contrast(colour, theme.background)) >= 4.5
+    assert all(contrast(color, theme.surface) >= 3 for color in theme.series)
+    for color in (theme.text, theme.muted, theme.accent):
+        assert min(contrast(color, theme.surface), contrast(color, theme.background)) >= 4.5
 
 
 def test_no_two_of_forty_series_look_the_same():
@@ -206,7 +206,7 @@ def test_labels_do_not_overlap_and_stay_in_the_order_of_their_lines():
     assert places[4] == 1.0
 
 
-def test_values_outside_the_axis_are_marked_and_said(task, monkeypatch):
+def test_values_outside_the_axis_are_marked_and_described(task, monkeypatch):
     entries = [entry for entry in task.entries if entry.group.level is None]
     assert "Triangles" not in curve_figure(TRAINING[0], entries, task.series, None).caption
     monkeypatch.setattr(curves, "limits", lambda values: (max(values) - 1, max(values)))

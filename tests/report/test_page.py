@@ -98,7 +98,7 @@ def test_the_table_has_our_mean_beside_the_published_one_with_its_scale(outline)
     assert any(re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", text) for text in outline.texts["strong"])
 
 
-def test_what_runs_are_called_cannot_break_the_page(page, outline):
+def test_names_of_runs_cannot_break_the_page(page, outline):
     assert outline.texts["h1"] == ["A <b>title</b>"]
     assert any("dense <copy> & more" in text for text in outline.texts["li"])
 

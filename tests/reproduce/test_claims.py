@@ -50,11 +50,11 @@ def test_the_page_names_the_data_and_shows_no_folder_of_a_machine():
         ((0.5, 0.0), "level"),
     ],
 )
-def test_a_method_is_ahead_only_where_every_one_of_several_seeds_says_so(by_seed, verdict):
+def test_a_method_is_ahead_only_if_it_is_better_with_every_one_of_several_seeds(by_seed, verdict):
     assert Difference(tuple(map(Gap, by_seed))).verdict == verdict
 
 
-def test_a_gap_between_two_machines_decides_only_beyond_what_the_machines_make_of_it():
+def test_a_gap_between_two_machines_counts_only_if_it_is_larger_than_their_difference():
     near, far = Gap(MACHINES, machines=True), Gap(MACHINES + 0.1, machines=True)
 
     assert Difference((far, far)).verdict == "ahead"
@@ -64,7 +64,7 @@ def test_a_gap_between_two_machines_decides_only_beyond_what_the_machines_make_o
     assert str(Difference((Gap(0.5), near))) == "+0.85 (+0.50, +1.20†)"
 
 
-def test_what_two_machines_make_of_a_training_is_what_the_results_say():
+def test_the_difference_between_two_machines_is_that_of_the_results():
     rows = [json.loads(line) for line in (page.RESULTS / "machines" / "digits.jsonl").read_text().splitlines()]
     same: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -124,7 +124,7 @@ def _pruned(seed: int, method: str, top1: float, unit: str | None = None, **chan
 
 def test_filters_are_compared_with_the_sizes_beside_the_accuracies():
     found = {claim.title: claim for claim in claims(find_scale("jpeg"), ResultStore.read([page.RESULTS]))}
-    filters = found["Beyond the paper: on whole filters DPF with `stabilize` is ahead"]
+    filters = found["Beyond the paper: DPF with `stabilize` is ahead when filters are pruned"]
 
     assert "97.4 %, 98.2 %" in filters.evidence
     assert filters.verdict == "undecided: of 6 comparisons, other size in 6"
@@ -132,7 +132,7 @@ def test_filters_are_compared_with_the_sizes_beside_the_accuracies():
 
 def test_a_mask_that_another_run_found_is_not_compared_with_this_one():
     store, scale = ResultStore.read([page.RESULTS]), find_scale("jpeg")
-    (claim,) = (each for each in claims(scale, store) if each.title == "DPF's mask is no lottery ticket")
+    (claim,) = (each for each in claims(scale, store) if each.title == "DPF's mask is not a lottery ticket")
 
     assert claim.evidence.count("other mask") == 2
     assert "71.59 (1) ‡" in find_experiment("lottery").view(scale, store).text
@@ -143,7 +143,7 @@ def test_without_results_no_claim_is_called_reproduced():
 
 
 @pytest.mark.skipif(not tuning.CHOICES.exists(), reason="nothing was tuned")
-def test_learning_rates_are_what_the_tuning_runs_choose():
+def test_learning_rates_are_those_that_the_tuning_runs_choose():
     chosen = tuning.choices()
 
     assert json.loads(tuning.CHOICES.read_text()) == json.loads(json.dumps(tuning.choice_rows(chosen)))

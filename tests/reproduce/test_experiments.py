@@ -28,7 +28,7 @@ def missing(name, scale):
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", [name for name in ITEMS if name != "picture"])
-def test_what_was_not_run_is_named_so_and_has_no_number(name, scale):
+def test_missing_results_are_marked_not_run_and_have_no_number(name, scale):
     view = find_experiment(name).view(find_scale(scale), ResultStore())
 
     assert re.search("not run", view.text, re.IGNORECASE)
@@ -129,7 +129,7 @@ def test_unknown_items_and_scales_are_errors_with_a_suggestion():
 
 
 @pytest.mark.parametrize("name", ITEMS)
-def test_every_item_knows_what_to_tune(name):
+def test_every_item_lists_the_learning_rates_to_tune(name):
     scale = find_scale("digits").changed(rates={}, seeds=(0,))
     wanted = to_tune(scale, find_experiment(name).cells(scale, ResultStore()))
 

@@ -19,7 +19,7 @@ from reproduce.scales import find_scale
 # Networks this small lose whole layers at high sparsity, which is said and changes nothing here.
 pytestmark = pytest.mark.filterwarnings("ignore:all of:UserWarning")
 
-PERIODS = "A mask every 16 steps is near the best"
+PERIODS = "A mask update every 16 steps is close to the best period"
 
 # What stands for the others in CI: a table, masks that are trained again, and a search for a ticket.
 QUICK = ("table6", "lottery", "period-sparsity", "picture")
@@ -56,7 +56,7 @@ def test_a_second_time_nothing_is_trained(out):
     assert finished(out) == before
 
 
-def test_what_is_missing_is_run_and_nothing_else(out):
+def test_only_missing_runs_are_trained(out):
     [run] = (out / "smoke" / "runs").glob("*-sfp40-*")
     before = finished(out)
     (run / "result.json").unlink()

@@ -10,7 +10,7 @@ GRID = (0.05, 0.10, 0.15, 0.20)
 
 
 @given(st.floats(0.004, 1.5))
-def test_the_grid_goes_on_until_the_best_rate_lies_between_others(peak):
+def test_the_grid_grows_until_the_best_rate_is_between_two_others(peak):
     tried = {}
     while rates := next_rates(tried, GRID):
         assert all(rate > 0 for rate in rates)

@@ -130,7 +130,7 @@ def test_settle_and_stabilize_are_fields_that_change_no_key_by_default():
         ({"targets": "conv1"}, "targets must be a list, each item a text"),
     ],
 )
-def test_a_wrong_field_is_named_with_what_would_be_right(fields, message):
+def test_a_wrong_field_is_named_with_a_correct_value(fields, message):
     with pytest.raises(RecipeError, match=message):
         Recipe.of(fields)
 

@@ -300,7 +300,7 @@ def test_a_network_trained_by_dpf_has_the_same_predictions_after_shrinking():
     assert shrink_report(small).parameters[1] < 0.6 * shrink_report(small).parameters[0]
 
 
-class Normalised(nn.Module):
+class Normalized(nn.Module):
     """Mixes all channels in a way that pruning must respect."""
 
     def __init__(self) -> None:
@@ -313,7 +313,7 @@ class Normalised(nn.Module):
 
 
 def test_a_layer_that_cannot_be_followed_stays_and_is_named():
-    model = prune_filters(train_like(Normalised()).eval(), 0.5)
+    model = prune_filters(train_like(Normalized()).eval(), 0.5)
     with pytest.warns(UserWarning, match=r"one: read by 'norm' \(GroupNorm is not known\)"):
         small = shrink(model, IMAGES)
     assert layer(small, "one") == ((3, 3), (8, 8))

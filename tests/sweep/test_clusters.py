@@ -82,7 +82,7 @@ def test_runs_as_submitted_jobs_survive_the_death_of_one_and_equal_those_made_al
         assert outcome(folder) == outcome(tmp_path / "alone" / folder.name)
 
 
-def test_a_machine_without_slurm_says_so(tmp_path):
+def test_a_machine_without_slurm_raises_an_error_that_names_it(tmp_path):
     pytest.importorskip("submitit", reason='submitit is not installed: pip install "regrow[dist]"')
     with pytest.raises(ClusterError, match="cannot submit jobs to slurm"):
         run_all([QUICK], tmp_path, on="slurm")

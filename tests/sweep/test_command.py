@@ -33,7 +33,7 @@ def test_a_sweep_is_listed_run_and_found_finished(capsys, tmp_path, sweep):
     assert said.startswith("2 runs, 2 of them finished\n")
 
 
-def test_a_failed_run_is_named_with_its_reason_and_the_exit_code_says_so(capsys, tmp_path, sweep):
+def test_a_failed_run_is_named_with_its_reason_and_sets_the_exit_code(capsys, tmp_path, sweep):
     sweep.write_text(sweep.read_text() + 'targets = ["conv9"]\n')
     code, said, errors = call(capsys, "sweep", sweep, "--out", tmp_path / "runs")
     assert code == 1

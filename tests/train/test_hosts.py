@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import regrow
-from regrow.train.hosts import attach
+from regrow.methods.registry import attach
 
 
 def net():

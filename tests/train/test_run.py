@@ -70,15 +70,21 @@ def test_every_method_ends_at_the_requested_sparsity(tmp_path, method):
 @pytest.mark.parametrize(
     ("method", "fields", "message"),
     [
-        ("dsr", {}, r"DSR makes no mask update in this training \(steps: 12, every=100\)"),
-        ("dpf", {}, r"DPF makes no mask update in this training \(steps: 12, every=16\)"),
-        ("incremental", {"every": 20}, r"Incremental makes no mask update .* \(0.0% sparsity\) stay to the end"),
+        ("dpf", {}, r"the sparsity of 90\.0% is not reached: .* \(12 steps, every=16\) is after step 0, with 0\.0%"),
+        ("dpf", {"settle": 0.1}, r"the sparsity of 90\.0% is not reached: .* \(12 steps, every=16\)"),
+        ("incremental", {"every": 20}, r"is not reached: .* \(12 steps, every=20\)"),
         ("oneshot", {"options": ("at=13",)}, "OneShot never prunes: at=13 is beyond the 12 steps of this training"),
+        ("dpf", {"sparsity": {"conv1": 0.0, "*": 0.9}}, r"the sparsity of 90\.0% of '\*' is not reached"),
     ],
 )
-def test_a_recipe_too_short_for_a_mask_update_is_warned_of_once(method, fields, message):
-    with pytest.warns(UserWarning, match=message) as said:
+def test_a_recipe_too_short_for_its_sparsity_is_an_error(method, fields, message):
+    with pytest.raises(ValueError, match=message):
         make_trainer(QUICK.changed(method=method, epochs=2, **fields))
+
+
+def test_a_recipe_too_short_for_a_mask_update_is_warned_of_once():
+    with pytest.warns(UserWarning, match=r"DSR makes no mask update in this training \(steps: 12, every=100\)") as said:
+        make_trainer(QUICK.changed(method="dsr", epochs=2))
     assert len(said) == 1
 
 
@@ -86,7 +92,7 @@ def test_recipes_with_mask_updates_and_methods_that_need_none_are_not_warned_of(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for method in ("dense", "dpf", "incremental", "oneshot", "snip", "sparse-momentum", "set", "sfp"):
-            make_trainer(QUICK.changed(method=method, epochs=4))
+            make_trainer(QUICK.changed(method=method))
 
 
 @pytest.mark.parametrize(
@@ -235,7 +241,7 @@ def test_smoothed_labels_are_trained_on_and_plain_ones_evaluated():
 
 
 def test_with_holdout_the_held_out_images_are_evaluated(tmp_path):
-    result = run(QUICK.changed(holdout=200, epochs=1), tmp_path / "run")
+    result = run(QUICK.changed(holdout=200, epochs=1, every=1), tmp_path / "run")
     assert result["evaluated_on"] == "holdout"
     assert result["top1"] * 2 == pytest.approx(round(result["top1"] * 2))
 

@@ -1,4 +1,4 @@
-"""A run whose weights are sharded over processes: checkpoints that any number of processes can go on from."""
+"""A run whose weights are sharded over processes: any number of processes can resume from a checkpoint."""
 
 import os
 import random
@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from regrow.cli import main
 from regrow.runs.folder import RunFolderError, read_metrics, read_result
+from regrow.runs.recipe import RecipeError
 from regrow.runs.stop import StoppedError
 from regrow.train import checkpoint
 from regrow.train.distributed import joined
@@ -20,6 +21,8 @@ from tests.train.test_together import asking, stop_in_between, train_all
 from tests.train.together import run_together, start_together
 
 SHARDED = RECIPE.changed(epochs=2, parallel="fsdp")
+
+needs_shards = pytest.mark.skipif(not checkpoint.saves_shards(), reason="this torch cannot save sharded tensors")
 
 
 def close(folder, other):
@@ -32,6 +35,7 @@ def close(folder, other):
     ]
 
 
+@needs_shards
 @pytest.mark.slow
 def test_a_sharded_run_ends_where_a_replicated_one_does_and_leaves_the_same_files(tmp_path):
     run_together(2, train_all, {"sharded": SHARDED, "replicated": SHARDED.changed(parallel="ddp")}, tmp_path)
@@ -41,6 +45,7 @@ def test_a_sharded_run_ends_where_a_replicated_one_does_and_leaves_the_same_file
     assert list(read_result(tmp_path / "sharded")) == list(read_result(tmp_path / "replicated"))
 
 
+@needs_shards
 @pytest.mark.slow
 def test_a_sharded_run_resumes_bit_for_bit(tmp_path):
     run_together(2, train_all, {"whole": SHARDED}, tmp_path)
@@ -54,6 +59,7 @@ def stop_at(recipe, folder, step):
         run(recipe, folder, listeners=[asking(step)])
 
 
+@needs_shards
 def test_another_number_of_processes_can_resume_a_checkpoint(tmp_path):
     # Without batch norm's dependence on shares there would be rounding only: the learning rate keeps the rest small.
     recipe = SHARDED.changed(lr=1e-4, optimizer="adam")
@@ -68,6 +74,7 @@ def test_another_number_of_processes_can_resume_a_checkpoint(tmp_path):
     assert steps == [record["step"] for record in read_metrics(tmp_path / "alone")]
 
 
+@needs_shards
 @pytest.mark.slow
 def test_every_method_trains_sharded(tmp_path):
     recipes = {method: SHARDED.changed(method=method, every=None, sparsity=0.75) for method in METHODS}
@@ -82,6 +89,7 @@ def train_and_save_often(recipe, folder):
         run(recipe, folder, save_every=0.1)
 
 
+@needs_shards
 @pytest.mark.slow
 def test_sharded_processes_killed_while_they_save_lose_nothing(tmp_path):
     recipe, folder = SHARDED.changed(epochs=2, finetune_epochs=0), tmp_path / "run"
@@ -99,6 +107,7 @@ def test_sharded_processes_killed_while_they_save_lose_nothing(tmp_path):
     assert outcome(folder) == outcome(tmp_path / "whole")
 
 
+@needs_shards
 def test_inspect_shows_a_sharded_run_that_is_not_finished(tmp_path, capsys):
     run_together(2, stop_at, SHARDED, tmp_path / "run", 30)
     with pytest.raises(SystemExit) as ended:
@@ -110,6 +119,7 @@ def test_inspect_shows_a_sharded_run_that_is_not_finished(tmp_path, capsys):
     assert f"{100 * state['pruner']['requested']:.1f} % of the 1,476 targeted weights" in said
 
 
+@needs_shards
 def test_missing_or_damaged_shards_are_named(tmp_path):
     stop_at(SHARDED, tmp_path / "run", 5)
     [shards] = (tmp_path / "run").glob("shards-*")
@@ -120,4 +130,10 @@ def test_missing_or_damaged_shards_are_named(tmp_path):
     file.unlink()
     shards.rmdir()
     with pytest.raises(RunFolderError, match=r"shards-\w+ is missing"):
+        run(SHARDED, tmp_path / "run")
+
+
+def test_a_torch_that_cannot_save_shards_is_refused_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "saves_shards", lambda: False)
+    with pytest.raises(RecipeError, match=r'parallel = "fsdp" needs torch 2.9 or newer .*, got \d'):
         run(SHARDED, tmp_path / "run")

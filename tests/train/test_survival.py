@@ -1,4 +1,4 @@
-"""Runs that are killed, stopped or out of room go on to the same bits."""
+"""Runs that are killed, stopped or out of disk space resume and end with the same bits."""
 
 import io
 import json

@@ -57,7 +57,7 @@ def test_the_batch_size_does_not_depend_on_the_number_of_processes(tmp_path):
 
 
 def stop_in_between(recipe, folder, steps):
-    """Train; at each of `steps` the first process is asked to stop, and all go on afterwards."""
+    """Train; at each of `steps` the first process is asked to stop, and all resume afterwards."""
     with joined("cpu") as world:
         for step in steps:
             with pytest.raises(StoppedError):

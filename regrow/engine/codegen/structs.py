@@ -84,7 +84,7 @@ Exchange = struct_of(
         "sent_below": I32,
     },
 )
-"""The rows that an operation receives from the neighbouring slices and sends to them."""
+"""The rows that an operation receives from the neighboring slices and sends to them."""
 
 RunArgs = struct_of(
     "run_args",

@@ -49,8 +49,10 @@ class Upsample(Unary, KernelNode):
         """Compute the output with torch."""
         corners = self.align_corners if self.mode == "bilinear" else None
         if self.scales is None:
-            return F.interpolate(x, self.out.size, mode=self.mode, align_corners=corners)
-        return F.interpolate(x, scale_factor=self.scales, mode=self.mode, align_corners=corners)
+            y: Tensor = F.interpolate(x, self.out.size, mode=self.mode, align_corners=corners)
+        else:
+            y = F.interpolate(x, scale_factor=self.scales, mode=self.mode, align_corners=corners)
+        return y
 
     def schedule(self, plan: Scheduler) -> None:
         """Append one step, which reads any layout and also fills the halo of its output."""

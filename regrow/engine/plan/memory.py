@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,12 +144,12 @@ class MemoryBlock:
 
 def allocate(size: int) -> MemoryBlock:
     """Allocate at least `size` bytes, on huge pages if they are many and the system has huge pages."""
-    huge = size >= HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE")
+    huge = sys.platform == "linux" and size >= HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE")
     alignment = HUGE_PAGE if huge else mmap.PAGESIZE
     rounded = -(-max(size, 1) // alignment) * alignment
     owner = zeroed_memory(rounded + (alignment if huge else 0))
     start = ctypes.addressof(ctypes.c_char.from_buffer(owner))
     shift = -start % alignment
-    if huge:
+    if sys.platform == "linux" and huge:
         owner.madvise(mmap.MADV_HUGEPAGE, shift // mmap.PAGESIZE * mmap.PAGESIZE, rounded)
     return MemoryBlock(owner, start + shift, rounded)

@@ -20,7 +20,7 @@ from regrow.engine.plan.steps import Schedule
 from regrow.engine.plan.tiles import Tile, TileProblem, candidates, problem_of
 from regrow.engine.runtime.model import noise
 from regrow.engine.runtime.session import NativeRunner, ThreadMode, default_mode
-from regrow.system import cores, digest, kernel_folder, recall, remember
+from regrow.system import PROCESSOR_CLOCK, cores, digest, kernel_folder, recall, remember
 
 ROUNDS = 24
 """Tiles tried for each convolution, the cheapest by the cost rule first."""
@@ -150,7 +150,7 @@ class _Tuner:
     def runner(self, tiles: Sequence[Tile]) -> NativeRunner:
         # Processor time is not affected by other processes.
         plan = lower(self.schedule, tiles, memo=self.memo)
-        return NativeRunner(self.library, plan, clock=time.CLOCK_THREAD_CPUTIME_ID)
+        return NativeRunner(self.library, plan, clock=PROCESSOR_CLOCK)
 
     def taken_with(self, tiles: Sequence[Tile]) -> list[float]:
         """Return the time of each convolution. There is one runner at a time, to save memory."""

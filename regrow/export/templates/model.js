@@ -2,17 +2,11 @@
 
 /** Load a network from a URL or path, a Response, bytes, or a compiled module. */
 export async function load(source = new URL("model.wasm", import.meta.url)) {
-  const bytes = source instanceof WebAssembly.Module ? null : await read(source);
-  let module, info, instance;
-  try {
-    module = bytes ? await WebAssembly.compile(bytes) : source;
-    info = describe(module, bytes);
-    instance = await WebAssembly.instantiate(module);
-  } catch (cause) {
-    const simd = bytes && !WebAssembly.validate(SIMD) ? " This JavaScript engine has no WebAssembly SIMD." : "";
-    throw new Error(`not a model by regrow, or damaged on the way: ${cause.message}.${simd}`, { cause });
-  }
-  const { memory, run, x, y } = instance.exports;
+  const module = source instanceof WebAssembly.Module ? source : await compile(await read(source));
+  const [section] = WebAssembly.Module.customSections(module, "regrow");
+  if (!section) throw new Error('not a model by regrow: the module has no section "regrow"');
+  const info = JSON.parse(new TextDecoder().decode(section.slice(0, -4))); // the rest is the checksum
+  const { memory, run, x, y } = (await WebAssembly.instantiate(module)).exports;
   const inputs = count(info.input), input = new Float32Array(memory.buffer, x.value, inputs);
   const output = new Float32Array(memory.buffer, y.value, count(info.output));
   return {
@@ -29,33 +23,35 @@ export async function load(source = new URL("model.wasm", import.meta.url)) {
   };
 }
 
-const SIMD = new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0,
-  253, 15, 253, 98, 11]);
-
 const count = (shape) => shape.reduce((product, size) => product * size, 1);
 
 async function read(source) {
   if (source instanceof ArrayBuffer) return new Uint8Array(source);
   if (ArrayBuffer.isView(source)) return new Uint8Array(source.buffer, source.byteOffset, source.byteLength);
   if (globalThis.process?.versions?.node && !(source instanceof Response) && !/^https?:/.test(source)) {
-    return (await import("node:fs/promises")).readFile(source);
+    const files = "node:fs/promises"; // not a literal in the import, which bundlers for browsers would try to find
+    return (await import(/* webpackIgnore: true */ /* @vite-ignore */ files)).readFile(source);
   }
   const response = source instanceof Response ? source : await fetch(source);
   if (!response.ok) throw new Error(`cannot load ${response.url || source}: ${response.status} ${response.statusText}`);
   return new Uint8Array(await response.arrayBuffer());
 }
 
-/** The description in the module's last section, whose checksum covers all bytes before that section. */
-function describe(module, bytes) {
-  const [section] = WebAssembly.Module.customSections(module, "regrow");
-  if (!section) throw new Error('it has no section "regrow"');
-  const info = JSON.parse(new TextDecoder().decode(section));
-  if (bytes) {
-    const body = section.byteLength + 7, header = 1 + Math.ceil(Math.log2(body + 1) / 7);
-    if (crc32(bytes.subarray(0, bytes.length - body - header)) !== info.crc32) throw new Error("its checksum is wrong");
+async function compile(bytes) {
+  // The file ends with the checksum of all bytes before it; over such a file, every CRC-32 has the same value.
+  if (crc32(bytes) !== 0x2144df1c) {
+    throw new Error(`not a model by regrow, or damaged on the way: the checksum of its ${bytes.length} bytes is wrong`);
   }
-  return info;
+  try {
+    return await WebAssembly.compile(bytes);
+  } catch (cause) {
+    const simd = WebAssembly.validate(SIMD) ? "" : " (it has no WebAssembly SIMD)";
+    throw new Error(`this JavaScript engine cannot compile the model${simd}: ${cause.message}`, { cause });
+  }
 }
+
+const SIMD = new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0,
+  253, 15, 253, 98, 11]);
 
 function crc32(bytes) {
   const table = Int32Array.from({ length: 256 }, (_, n) => {

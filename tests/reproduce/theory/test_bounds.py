@@ -81,12 +81,12 @@ class Curved(Quadratic):
 
 
 def test_errors_left_out_break_the_bound():
-    """The check can fail: the neighbourhood is needed, since at high sparsity the pruned model does not get closer."""
+    """The check can fail: the neighborhood is needed, since at high sparsity the pruned model does not get closer."""
     problem = Quadratic.random(10, mu=1.0, smoothness=1.5, seed=0)
     run = descend(problem, start(10), dpf(0.9), rate=convex_rate(problem.mu), steps=400)
     found = theory.strongly_convex(problem, [run])
     assert found.holds
-    assert not replace(found, neighbourhood=torch.zeros_like(found.neighbourhood)).holds
+    assert not replace(found, neighborhood=torch.zeros_like(found.neighborhood)).holds
 
 
 def test_without_pruning_the_gap_falls_at_least_as_fast_as_the_bound():
@@ -95,7 +95,7 @@ def test_without_pruning_the_gap_falls_at_least_as_fast_as_the_bound():
     found = theory.strongly_convex(problem, [run])
     assert theory.slope(found.steps[30:], found.vanishing[30:]) == pytest.approx(-1, abs=0.05)
     assert theory.slope(found.steps[30:], found.measured[30:]) < -0.9
-    assert found.neighbourhood.max() == 0
+    assert found.neighborhood.max() == 0
 
 
 def test_the_non_convex_bound_falls_with_the_root_of_the_steps():
@@ -107,13 +107,13 @@ def test_the_non_convex_bound_falls_with_the_root_of_the_steps():
     assert theory.slope(steps, dense) == pytest.approx(-0.5, abs=0.1)
 
 
-def test_more_pruning_makes_a_larger_neighbourhood(logistic):
+def test_more_pruning_makes_a_larger_neighborhood(logistic):
     rate = convex_rate(logistic.mu)
     ends = []
     for sparsity in (0.3, 0.6, 0.9):
         run = descend(logistic, start(64), dpf(sparsity), rate=rate, steps=50)
         ends.append(strongly_convex(logistic, [run]))
-    assert ends[0].neighbourhood[-1] < ends[1].neighbourhood[-1] < ends[2].neighbourhood[-1]
+    assert ends[0].neighborhood[-1] < ends[1].neighborhood[-1] < ends[2].neighborhood[-1]
     assert ends[0].measured[-1] < ends[2].measured[-1]
 
 

@@ -37,7 +37,7 @@ def test_every_experiment_is_written_and_drawn(tmp_path: Path):
     rows = [json.loads(line) for line in (tmp_path / "theorems.jsonl").read_text(encoding="utf-8").splitlines()]
     assert rows == [record.as_row() for record in records]
     assert {row["model"] for row in rows} == {"pruned model", "dense model", "one-shot"}
-    for name in ("plane", "strongly-convex", "neighbourhood", "non-convex"):
+    for name in ("plane", "strongly-convex", "neighborhood", "non-convex"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8").startswith("<svg")
     assert any("strongly convex: L =" in line for line in said)
