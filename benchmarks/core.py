@@ -132,7 +132,11 @@ def _copy_of(model: nn.Module) -> Callable[[], None]:
 
 
 def refresh_rows(millions: int, rounds: int) -> list[dict[str, Any]]:
-    """(c) Threshold and masks at 90 % against library selections of the k-th of all weights joined, with masks."""
+    """(c) Threshold and masks at 90 % against library selections of the k-th of all weights joined, with masks.
+
+    A refresh reads every weight twice, for the threshold and for the mask, and writes a mask of one byte: about 10
+    bytes per weight, or 1 ns at 10 GB/s. Some ten operations on chunks in the L2 cache take the rest of the time.
+    """
     weights = _layers(millions)
     total = sum(w.numel() for w in weights)
     count = round(0.9 * total)

@@ -64,7 +64,10 @@ def selftest(*, device: Literal["cuda", "mps", "cpu"] = "cuda", network: str = "
 def _check(device: str, steps: int) -> None:
     import torch
 
-    available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+    available: dict[str, Callable[[], bool]] = {
+        "cuda": torch.cuda.is_available,
+        "mps": torch.backends.mps.is_available,
+    }
     if device in available and not available[device]():
         others = [name for name, is_there in available.items() if is_there()]
         raise UsageError(f"device {device!r} is not available on this machine: use --device {(*others, 'cpu')[0]}")

@@ -136,7 +136,9 @@ def trained(method, dtype, options, *, channels_last=False):
     model = small_cnn().to(dtype)
     model = model.to(memory_format=torch.channels_last) if channels_last else model
     optimizer = sgd(model)
-    pruner = getattr(regrow, method)(model, optimizer, **({"sparsity": 0.8, "every": 2} | options))
+    pruner = getattr(regrow, method)(
+        model, optimizer, **(({} if method == "SRSTE" else {"sparsity": 0.8}) | {"every": 2} | options)
+    )
     train(model, optimizer, ((x.to(dtype), y) for x, y in batches(9)))
     return pruner, copy.deepcopy(model.state_dict()), pruner.stats()
 
@@ -164,9 +166,15 @@ def test_a_training_is_that_of_the_cpu_in_every_precision_and_memory_format(dtyp
     same_on_the_device_path("DPF", dtype, {"scope": "layer"}, channels_last=True)
 
 
-@pytest.mark.parametrize("method", ["Incremental", "SFP"])
-def test_methods_without_feedback_are_those_of_the_cpu_to_the_bit(method):
-    same_on_the_device_path(method, torch.float32, {"every": 2} if method == "Incremental" else {"every": 3})
+MOVING = ["DSR", "SET", "RigL", "SparseMomentum", "GraNet"]
+
+
+@pytest.mark.parametrize("method", ["Incremental", "SFP", "DNS", "SRSTE", *MOVING])
+def test_other_methods_are_those_of_the_cpu_to_the_bit(method):
+    options = {"total_steps": 20} if method in MOVING else {}
+    if method == "SRSTE":
+        options = {"targets": ["3.weight", "6.weight"]}
+    same_on_the_device_path(method, torch.float32, {"every": 2} | options)
 
 
 def test_a_collapsed_layer_is_warned_about_on_the_device_path():
