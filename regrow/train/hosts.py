@@ -31,7 +31,7 @@ def attach(
 
     A number as sparsity becomes a cubic ramp over the first 75 % of the steps, if the method can ramp. The masks are
     updated as often as suits the length (`every="auto"`), unless `options` says otherwise. A schedule that cannot reach
-    its final sparsity in that time is an error; a warning if the length is only `likely`, as it may be resumed for longer.
+    its final sparsity in that time is an error, or a warning if the length is only `likely`.
     """
     cls = find_method(method) if isinstance(method, str) else method
     known = method_options(cls)
