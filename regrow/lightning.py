@@ -63,7 +63,7 @@ class PrunerCallback(Callback):
         steps = trainer.estimated_stepping_batches
         if not 0 < steps < inf:
             raise ValueError(f"PrunerCallback needs a training of known length, got {steps} steps: set max_steps")
-        return attach(method, module, trainer.optimizers[0], int(steps), self._options)
+        return attach(method, module, trainer.optimizers[0], int(steps), self._options, likely=trainer.max_steps < 0)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any, **more: Any) -> None:
         """Log as often as Lightning logs."""

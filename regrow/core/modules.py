@@ -103,10 +103,6 @@ def prepared(model: nn.Module, example_input: Tensor) -> tuple[nn.Module, Tensor
     """
     if not isinstance(example_input, Tensor):
         raise TypeError(f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), got {brief(example_input)}")
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model must be a torch.nn.Module, got {type(model).__name__}; load a state dict into one first"
-        )
     if not (example_input.is_floating_point() or example_input.dtype is torch.uint8):
         raise TypeError(
             f"example_input must be floating point, got {example_input.dtype}: the engine computes in float32 and "
@@ -228,6 +224,10 @@ def _reach(size: int, stride: int) -> int:
 
 def check_present(model: nn.Module) -> None:
     """Refuse a model whose weights or Python code are not available."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}; load a state dict into one first"
+        )
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("model is a TorchScript module, which cannot be captured: pass the module it was made from")
     tensors = [*model.named_parameters(), *model.named_buffers()]

@@ -502,8 +502,10 @@ class Pruner:
         raise TypeError(f"a {type(self).__name__} belongs to its optimizer and cannot be copied: use state_dict()")
 
 
-def warn_if_unfinished(model: nn.Module) -> None:
+def warn_if_unfinished(model: object) -> None:
     """Warn if a pruner of the model has not reached the final sparsity of its schedule."""
+    if not isinstance(model, nn.Module):
+        return  # the export itself says what is wrong with it
     for pruner in Pruner._owners.of(model.parameters()):
         for pattern, schedule in pruner.schedules.items():
             level, final = pruner.levels[pattern], getattr(schedule, "final", None)

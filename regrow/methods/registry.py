@@ -102,14 +102,21 @@ def ramps(method: type[Pruner]) -> bool:
 
 
 def attach(
-    method: str | type[Pruner], model: nn.Module, optimizer: Optimizer, total_steps: int, options: dict[str, Any]
+    method: str | type[Pruner],
+    model: nn.Module,
+    optimizer: Optimizer,
+    total_steps: int,
+    options: dict[str, Any],
+    *,
+    likely: bool = False,
 ) -> Pruner:
     """Attach `method` to a training of `total_steps` optimizer steps, as the callbacks for other frameworks do.
 
     A number as sparsity becomes a cubic ramp over the first 75 % of the steps, if the method can ramp. The masks are
     updated as often as suits the length (`every="auto"`), unless `options` says otherwise. A schedule that cannot reach
-    its final sparsity in that time is an error: a Trainer may stop earlier, but not later.
+    its final sparsity in that time is an error, or a warning if the length is only `likely`.
     """
+    from regrow.checks import warn
     from regrow.core.schedule import Cubic, ramped
 
     cls = find_method(method) if isinstance(method, str) else method
@@ -118,14 +125,16 @@ def attach(
     given = dict(options)
     if isinstance(sparsity, float | int | Mapping) and ramps(cls) and end:
         given["sparsity"] = ramped(sparsity, lambda final: Cubic(final, end=end))
-    if "total_steps" in known:
+    if "total_steps" in known and not (likely and "settle" in known and not given.get("settle")):
         given.setdefault("total_steps", total_steps)
     if "every" in known:
         given.setdefault("every", "auto")
     pruner = cls(model, optimizer, **given)
     if problem := "" if "total_steps" in given else pruner.shortfall(total_steps):
-        pruner.detach(dense=True)
-        raise ValueError(problem)
+        if not likely:
+            pruner.detach(dense=True)
+            raise ValueError(problem)
+        warn(problem)
     return pruner
 
 

@@ -63,6 +63,8 @@ def compare_masks(cases, seed):
     for case in range(cases):
         draw = random.Random(f"{seed} {case}")
         model, choices = network(draw), random_choices(draw)
+        if len(model) > 1 and choices["unit"] != "2:4" and draw.random() < 0.5:
+            choices["sparsity"] = {"0": draw.uniform(0, 0.9), "*": choices["sparsity"]}
         sharded = copy.deepcopy(model)
         fully_shard(sharded)
         whole = regrow.DPF(model, sgd(model), **choices)

@@ -277,7 +277,8 @@ def test_a_lightning_callback_prunes_a_module_that_knows_nothing_of_it(tmp_path)
     whole, pruner = fit(4, tracker=tracker)
     assert pruner.sparsity == pytest.approx(0.9, abs=1e-3)
     assert tracker.calls[0][0] == 10
-    fit(2)
+    with pytest.warns(UserWarning, match=r"the sparsity of 90\.0% is not reached"):
+        fit(2)
     resumed, again = fit(4, resume=tmp_path / "2.ckpt")
     assert again.step == 84
     assert_same(resumed.state_dict(), whole.state_dict())
