@@ -64,5 +64,5 @@ def test_an_export_says_that_the_model_is_not_as_sparse_as_asked_for(write, tmp_
 
 @pytest.mark.parametrize("to", ["c", "wasm", "onnx", "program"])
 def test_what_is_not_a_model_is_named(to, tmp_path):
-    with pytest.raises(TypeError, match="model must be .*Module"):
+    with pytest.raises(TypeError, match=r"model must be .*Module"):
         getattr(export, to)(nn.Linear(2, 2).state_dict(), torch.zeros(1, 2), tmp_path / f"x.{to}")
