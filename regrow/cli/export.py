@@ -85,7 +85,7 @@ def export(
     with _writing(path):
         if not form.is_folder:
             check_file(path, f"model{form.suffix}")
-    with made(path.parent):
+    with made(path.parent, file=path):
         network = _shrunk(subject, round_to) if shrink else subject.model
         with _writing(path):
             report = form.write(network, subject.example(2), path, **given)

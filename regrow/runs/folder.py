@@ -131,13 +131,16 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def made(folder: Path) -> Iterator[bool]:
-    """Make `folder` and say whether it is new; after an error, new folders are removed again if they are empty."""
+def made(folder: Path, *, file: Path | None = None) -> Iterator[bool]:
+    """Make `folder` and say whether it is new; after an error, new folders are removed again if they are empty.
+
+    If it cannot be made, the error names the `file` that it is for.
+    """
     new = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise cannot_write(folder, error) from error
+        raise cannot_write(file or folder, error) from error
     try:
         yield bool(new)
     except BaseException:

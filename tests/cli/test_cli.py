@@ -383,7 +383,9 @@ def test_a_closed_stdout_is_not_an_error():
 
 def test_soft_filter_pruning_is_evaluated_only_when_it_has_just_pruned(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, _, said = call(capsys, "train", "digits", *QUICK_OPTIONS, "--method", "sfp", "--every", "7")
+    code, _, said = call(
+        capsys, "train", "digits", *QUICK_OPTIONS, "--method", "sfp", "--every", "7", "--ramp-end", "0.5"
+    )
     assert code == 2
     assert re.search(r"every must divide the \d+ steps of an epoch, got 7", said)
 
