@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import regrow
-from regrow.methods.registry import find_method, method_names, method_options
+from regrow.methods.registry import METHODS, find_method, method_names, method_options
+from tests.methods import every_method
 from tests.methods.networks import Training, steps
 
 TRAINING = Training(convs=(5,), hidden=(7,), momentum=0.9, decay=0.001, seed=3)
@@ -20,6 +21,10 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.mark.parametrize("name", ["SparseMomentum", "sparse-momentum", "sparse_momentum", "SPARSEMOMENTUM"])
 def test_names_do_not_depend_on_case_and_hyphens(name):
     assert find_method(name) is regrow.SparseMomentum
+
+
+def test_every_built_in_method_runs_through_the_tests_for_all_methods():
+    assert {find_method(name).__name__ for name in METHODS} == set(every_method.METHODS)
 
 
 def test_every_exported_method_is_known_and_bases_are_not():
