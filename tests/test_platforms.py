@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 PRIVATE_TORCH = {
     "torch._dynamo",  # imported early by the processes of a sweep
     "torch._ops.OpOverload",
+    "torch._utils",
     "torch.multiprocessing._prctl_pr_set_pdeathsig",
     "torch.nn.modules.batchnorm._BatchNorm",
     "torch.nn.modules.conv._ConvNd",

@@ -136,8 +136,8 @@ def made(folder: Path, *, file: Path | None = None) -> Iterator[bool]:
 
     If it cannot be made, the error names the `file` that it is for.
     """
-    new = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
+        new = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(file or folder, error) from error
@@ -157,8 +157,9 @@ def entered(folder: Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if new and [entry.name for entry in folder.iterdir()] == ["lock"]:
-                (folder / "lock").unlink()
+            with contextlib.suppress(OSError):  # others may have removed it
+                if new and [entry.name for entry in folder.iterdir()] == ["lock"]:
+                    (folder / "lock").unlink()
             raise
 
 

@@ -270,7 +270,7 @@ def test_the_page_holds_the_data_once_and_in_a_form_that_ends_no_script(page):
     text = page.read_text(encoding="utf-8")
     (payload,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
     assert "<" not in payload
-    assert len(json.loads(payload)["figures"]) == 12
+    assert len(json.loads(payload)["figures"]) == 13
 
 
 @pytest.mark.slow
