@@ -112,7 +112,7 @@ DYNAMICS = (
     ),
     Curve(
         "update-iou",
-        "Overlap of the masks before and after an update",
+        "Overlap at mask updates",
         "IoU",
         "Intersection over union of the weights kept before and after a mask update: the mean over each epoch.",
         _recorded("refresh_iou"),
