@@ -192,7 +192,7 @@ def test_a_browser_draws_every_figure_without_errors(page, tmp_path):
             browser.open(page)
             browser.wait_for("document.documentElement.dataset.drawn")
             drawn = browser.evaluate(INK)
-            assert len(drawn) == 10
+            assert len(drawn) == 11
             for name, marks, width, height in drawn:
                 assert marks > 0, f"{name} is empty"
                 assert width > 250, name
