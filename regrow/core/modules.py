@@ -103,17 +103,27 @@ def prepared(model: nn.Module, example_input: Tensor) -> tuple[nn.Module, Tensor
     """
     if not isinstance(example_input, Tensor):
         raise TypeError(f"example_input must be a tensor such as torch.randn(1, 3, 32, 32), got {brief(example_input)}")
+    model = unwrap(model)
+    check_present(model)
     if not (example_input.is_floating_point() or example_input.dtype is torch.uint8):
         raise TypeError(
             f"example_input must be floating point, got {example_input.dtype}: the engine computes in float32 and "
-            "cannot run models of complex numbers or of indices, such as tokens"
+            f"cannot run models of complex numbers or of indices, such as tokens{_lookups(model)}. ONNX Runtime can "
+            "run the file of regrow.export.onnx; it computes with all weights, zeros too"
         )
     if example_input.is_cpu and example_input.layout is torch.strided and not has_values(example_input):
         raise ValueError("example_input has no values in memory: it is a fake tensor, or its storage was freed")
-    model = unwrap(model)
-    check_present(model)
     _check_permanent(model)
     return _in_single_precision(model), example_input.detach().to("cpu", torch.float32)
+
+
+def _lookups(model: nn.Module) -> str:
+    """Return the modules that take indices, for an error."""
+    kinds = nn.Embedding | nn.EmbeddingBag
+    found = [
+        f"{name or 'model'} ({type(each).__name__})" for name, each in model.named_modules() if isinstance(each, kinds)
+    ]
+    return f", which {', '.join(found[:3])}{', …' if found[3:] else ''} looks up" if found else ""
 
 
 def exportable(model: nn.Module, example_input: Tensor | Inputs) -> tuple[nn.Module, Inputs]:

@@ -108,3 +108,9 @@ def test_weights_without_values_are_refused(use):
 def test_an_example_of_indices_is_refused_by_its_type(dtype):
     with pytest.raises(TypeError, match=f"example_input must be floating point, got {dtype}.*tokens"):
         regrow.compile(nn.Embedding(4, 4), torch.ones(2, 3, dtype=dtype), tune=False)
+
+
+def test_the_module_that_looks_indices_up_is_named_with_another_way() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 2))
+    with pytest.raises(TypeError, match=r"such as tokens, which 0 \(Embedding\) looks up\. .*regrow\.export\.onnx"):
+        regrow.compile(model, torch.zeros(1, 3, dtype=torch.long))
