@@ -22,13 +22,14 @@ from reproduce.views import table
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
-LONG = RESULTS / "cifar10-resnet20.jsonl"
+LONG = RESULTS / "jpeg" / "cifar10-resnet20.jsonl"
+RECORDS = (RESULTS, RESULTS / "jpeg", RESULTS / "digits")
 TABLES = ("table6", "table5", "lottery", "width", "period-batch")
 
 
 def pages() -> dict[str, str]:
     """Return the pages by name: one table of all claims, and the evidence on each data set."""
-    store = ResultStore.read([RESULTS, RESULTS / "digits"])
+    store = ResultStore.read(RECORDS)
     found = {name: claims(find_scale(scale), store) for name, (_, scale) in PARTS.items()}
     rows = list(zip(*found.values(), strict=True))
     lines = [[row[0].title, *_verdicts(row)] for row in rows]
@@ -95,7 +96,7 @@ def _table(name: str, scale: Scale, store: ResultStore) -> str:
     view = find_experiment(name).view(scale, store)
     if 2 * sum(row.get("mean") is not None for row in view.rows) < len(view.rows):
         return ""
-    command = f"python -m reproduce {name} --scale {scale.name} --show --records results results/digits"
+    command = f"python -m reproduce {name} --scale {scale.name} --show --records results/jpeg results/digits"
     return f"## {view.title}\n\n`{command}`\n\n{view.text}"
 
 

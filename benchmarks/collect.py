@@ -1,6 +1,6 @@
 """Writes runs that ended, also those that diverged, as JSON lines, so that results outlive the run folders.
 
-`python -m benchmarks.collect runs/* -o results/cifar10-resnet8.jsonl` adds to what the file holds; a run that it holds
+`python -m benchmarks.collect runs/* -o results/cifar10-resnet20.jsonl` adds to what the file holds; a run that it holds
 already is replaced.
 """
 

@@ -1,6 +1,6 @@
-"""Three numbers and one picture for the README and the first page of the documentation, read from `results/`.
+"""Numbers, a table and a picture for the README and the first page of the documentation, read from `results/`.
 
-`python -m benchmarks.pages` writes both; `docs/_static/accuracy-light.svg` and `-dark.svg` are the picture.
+`python -m benchmarks.pages` writes them; `docs/_static/accuracy-light.svg` and `-dark.svg` are the picture.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from regrow.runs.outcomes import Summary
 from reproduce.comparisons import often
 from reproduce.results import ResultStore
 from reproduce.scales import Scale, find_scale
-from reproduce.tables import DENSE, Column
+from reproduce.tables import DENSE, EVERY_METHOD, Column, printed
+from reproduce.views import NOT_RUN, accuracy, table
 
 LEVELS = 0.9, 0.95
 RECOMMENDED = (("options", ("settle=0.1",)),)
-JPEG = find_scale("jpeg"), ResultStore.read([RESULTS.parent])
+JPEG = find_scale("jpeg"), ResultStore.read([RESULTS.parent / "jpeg"])
+CPU = find_scale("cpu"), ResultStore.read([RESULTS.parent])
 DIGITS = find_scale("digits"), ResultStore.read([RESULTS.parent / "digits"])
 
 
@@ -86,14 +88,41 @@ def _find(name: str, **wanted: Any) -> Mapping[str, Any]:
     return next(row for row in rows if all(row.get(key) == value for key, value in wanted.items()))
 
 
+def markdown() -> str:
+    """Return the three numbers and the table, for GitHub and for the documentation."""
+    return f"{html()}\n{comparison()}".rstrip() + "\n"
+
+
 def html() -> str:
-    """Return the numbers as a row of three cells, for Markdown on GitHub and in the documentation."""
+    """Return the numbers as a row of three cells."""
     cells = "\n".join(
         f'<td align="center" width="33%"><h2>{each.value}</h2>{_unbroken(each.said)}'
         f"<br><sub><code>{each.command}</code></sub></td>"
         for each in numbers()
     )
     return f'<table class="headline"><tr>\n{cells}\n</tr></table>\n'
+
+
+def comparison() -> str:
+    """Return ResNet-20 on CIFAR-10 beside the paper's numbers; a method has a row once one of its runs is recorded."""
+    rows = {column.title: _beside_the_paper(column) for column in EVERY_METHOD}
+    lines = [[title, *cells] for title, cells in rows.items() if set(cells[1::2]) != {NOT_RUN}]
+    if not lines:
+        return ""
+    heads = [text for level in LEVELS for text in (f"{percent(level)} pruned: paper", "ours")]
+    said = (
+        f"Top-1 on the test images, in %. Ours: {CPU[0].about}, seeds in brackets. The paper trains for 300 epochs "
+        "(fine-tuning: 60 more), three seeds. `python -m reproduce methods --scale cpu`"
+    )
+    return f"{table(['', *heads], lines)}\n\n{said}\n"
+
+
+def _beside_the_paper(column: Column) -> list[str]:
+    scale, store = CPU
+    cells = {level: column.cell(scale, ("resnet20", level)) for level in LEVELS}
+    return [
+        text for level, cell in cells.items() for text in (printed("resnet20", column, level), accuracy(store, cell))
+    ]
 
 
 def _unbroken(text: str) -> str:

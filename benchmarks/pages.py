@@ -35,41 +35,43 @@ SERIES = 10  # more curves than these in one picture tell nothing
 WIDEST = 14  # columns that fit on a page
 EXISTING = RESULTS.parent / "existing" / "cifar10-resnet8.jsonl"
 LEVELS = 0.9, 0.95
-SCALES = {f"ResNet-8, {JPEG}": ("jpeg", RESULTS.parent), "digits": ("digits", RESULTS.parent / "digits")}
+SCALES = {f"ResNet-8, {JPEG}": ("jpeg", RESULTS.parent / "jpeg"), "digits": ("digits", RESULTS.parent / "digits")}
+TRAININGS = {"": "CIFAR-10", "jpeg": JPEG, "digits": "digits"}
+"""Folders of `results/` with trainings, and the data that they call CIFAR-10."""
 MARKS = "<!-- measured: python -m benchmarks.pages -->\n", "<!-- /measured -->"
 
 
 def write_pages(folder: Path) -> None:
     """Write `trainings.md` with its figures, and the other parts of pages that are numbers, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    tasks = _tasks()
-    drawn = write_figures(filter(None, map(_figure, tasks)), folder, ("svg",))
-    pictures = {path.stem: path.name for path in drawn}
-    parts = {"trainings": trainings(tasks, pictures), "benchmarks": benchmarks(), "measured": measured()}
-    parts |= {"engine": engine(), "browser": browser(), "headline": headline.html(), "existing": existing()}
+    parts = {"trainings": trainings(folder), "benchmarks": benchmarks(), "measured": measured()}
+    parts |= {"engine": engine(), "browser": browser(), "headline": headline.markdown(), "existing": existing()}
     for name, text in parts.items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
 
-def _tasks() -> list[Task]:
-    runs = find_runs(sorted([*RESULTS.parent.glob("*.jsonl"), *RESULTS.parent.glob("digits/*.jsonl")]))
+def trainings(folder: Path) -> str:
+    """Return every training that was not for tuning: a picture in `folder` and a table per network and data set."""
+    parts = []
+    for path, data in TRAININGS.items():
+        for task in _tasks(path):
+            figure = _figure(task, f"{path or 'cifar10'}-{task.slug}")
+            pictures = write_figures([figure], folder, ("svg",)) if figure else []
+            shown = "".join(f"![accuracy against sparsity](_generated/{picture.name})\n\n" for picture in pictures)
+            parts.append(f"### {task.title.replace('CIFAR-10', data)}\n\n{shown}{_training(task)}")
+    return "\n".join(parts)
+
+
+def _tasks(folder: str) -> list[Task]:
+    if not (files := sorted((RESULTS.parent / folder).glob("*.jsonl"))):
+        return []
+    runs = find_runs(files)
     return make_tasks(group(runs)[0], runs)
 
 
-def _figure(task: Task) -> Figure | None:
+def _figure(task: Task, name: str) -> Figure | None:
     found = tradeoff_figure(COSTS[0], task) if len(task.series) <= SERIES else None
-    return found and replace(found, name=task.slug)
-
-
-def trainings(tasks: Sequence[Task], pictures: Mapping[str, str]) -> str:
-    """Return every training that was not for tuning: a picture and a table for each network and data set."""
-    parts = []
-    for task in tasks:
-        title = task.title.replace("CIFAR-10", JPEG)
-        picture = pictures.get(task.slug)
-        shown = f"![accuracy against sparsity](_generated/{picture})\n\n" if picture else ""
-        parts.append(f"### {title}\n\n{shown}{_training(task)}")
-    return "\n".join(parts)
+    return found and replace(found, name=name)
 
 
 def _training(task: Task) -> str:
@@ -307,7 +309,7 @@ def write_readme() -> None:
     """Put the present numbers between the marks in README.md, and draw its picture."""
     path = ROOT / "README.md"
     before, rest = path.read_text(encoding="utf-8").split(MARKS[0])
-    path.write_text(f"{before}{MARKS[0]}{headline.html()}{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
+    path.write_text(f"{before}{MARKS[0]}{headline.markdown()}{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
     headline.write_pictures(ROOT / "docs" / "_static")
 
 

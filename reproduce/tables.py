@@ -92,7 +92,7 @@ class MethodComparison:
         network, sparsity = place
         ours = [accuracy(store, column.cell(scale, place)) for column in self.columns]
         beside = scale.beside(network)
-        theirs = [_printed(beside, column, sparsity) for column in self.columns]
+        theirs = [printed(beside, column, sparsity) for column in self.columns]
         lines = [[network, percent(sparsity), "ours", *ours]]
         return lines if all(cell == "–" for cell in theirs) else [*lines, [beside, percent(sparsity), "paper", *theirs]]
 
@@ -162,7 +162,8 @@ def places_of(names: Iterable[str], *, networks: Sequence[str] | None = None) ->
     return [(row.network, row.sparsity) for row in rows if networks is None or row.network in networks]
 
 
-def _printed(network: str, column: Column, sparsity: float) -> str:
+def printed(network: str, column: Column, sparsity: float) -> str:
+    """Return the paper's number as text."""
     found = in_print(network, column, sparsity)
     if found is None:
         return "–"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Bring what the queue in FOLDER has finished into results/, with the long run's checkpoint: keep.sh FOLDER
 set -euo pipefail
+shopt -s nullglob
 folder=$(realpath "${1:?usage: bash results/queue/keep.sh FOLDER}")
 here=$(cd "$(dirname "$0")/../.." && pwd)
 cp "$folder"/code/results/cifar10-resnet20-cpu.jsonl "$here/results/" 2>/dev/null || true

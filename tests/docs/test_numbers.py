@@ -47,7 +47,7 @@ def test_the_cost_of_a_run_in_a_sweep_is_the_benchmarks():
 
 @pytest.mark.parametrize("share", ["20 %", "40 %"])
 def test_the_page_about_filters_has_the_sizes_of_the_results(share):
-    rows = [json.loads(line) for line in (RESULTS / "cifar10-resnet8.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (RESULTS / "jpeg" / "cifar10-resnet8.jsonl").read_text().splitlines()]
     asked = [
         row for row in rows if row["recipe"]["unit"] == "filter" and f"{100 * row['recipe']['sparsity']:g} %" == share
     ]

@@ -25,7 +25,7 @@ def test_the_page_opens_with_one_table_of_one_word_verdicts_and_their_numbers():
     heading, table = page.pages()["claims"].split("\n\n")[:2]
     assert heading.startswith("# ")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-    found = [claim.title for claim in claims(find_scale("jpeg"), ResultStore.read([page.RESULTS]))]
+    found = [claim.title for claim in claims(find_scale("jpeg"), ResultStore.read(page.RECORDS))]
     assert [row[0] for row in rows] == found
     assert {word for row in rows for word in (row[1], row[3])} <= {"yes", "partly", "no", "undecided", "open", "–"}
     assert all(any(digit.isdigit() for digit in row[2]) for row in rows if row[1] != "open")
@@ -123,7 +123,7 @@ def _pruned(seed: int, method: str, top1: float, unit: str | None = None, **chan
 
 
 def test_filters_are_compared_with_the_sizes_beside_the_accuracies():
-    found = {claim.title: claim for claim in claims(find_scale("jpeg"), ResultStore.read([page.RESULTS]))}
+    found = {claim.title: claim for claim in claims(find_scale("jpeg"), ResultStore.read(page.RECORDS))}
     filters = found["Beyond the paper: DPF with `stabilize` is ahead when filters are pruned"]
 
     assert "97.4 %, 98.2 %" in filters.evidence
@@ -131,7 +131,7 @@ def test_filters_are_compared_with_the_sizes_beside_the_accuracies():
 
 
 def test_a_mask_that_another_run_found_is_not_compared_with_this_one():
-    store, scale = ResultStore.read([page.RESULTS]), find_scale("jpeg")
+    store, scale = ResultStore.read(page.RECORDS), find_scale("jpeg")
     (claim,) = (each for each in claims(scale, store) if each.title == "DPF's mask is not a lottery ticket")
 
     assert claim.evidence.count("other mask") == 2
