@@ -63,6 +63,6 @@ def test_an_export_warns_that_the_model_has_not_reached_its_final_sparsity(write
 
 
 @pytest.mark.parametrize("to", ["c", "wasm", "onnx", "program"])
-def test_what_is_not_a_model_is_named(to, tmp_path):
+def test_an_argument_that_is_not_a_model_is_named(to, tmp_path):
     with pytest.raises(TypeError, match=r"model must be .*Module"):
         getattr(export, to)(nn.Linear(2, 2).state_dict(), torch.zeros(1, 2), tmp_path / f"x.{to}")
