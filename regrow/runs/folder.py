@@ -27,7 +27,7 @@ FIXES = {
     errno.EACCES: "The folder is not writable: choose another one with --out.",
     errno.EROFS: "The file system is read-only: choose another folder with --out.",
 }
-"""What to do about an operating system error that prevents writing a file."""
+"""Advice for operating system errors that prevent writing a file."""
 
 DIVERGED = "diverged.json"
 """File in the folder of a run whose loss or weights became infinite or NaN."""
