@@ -213,7 +213,7 @@ class Pruner:
         return t % self.every == 0
 
     def make_weight(self, target: Target) -> Weight:
-        """Return the object that stores ŵ in the parameter and w beside it."""
+        """Return the object that stores ŵ in the parameter and w in a second tensor."""
         return make_weight(target, self.memory, offload=self._offload)
 
     def extra_state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a pruner reports and saves: `Masks`, `Stats`, and the checks of `load_state_dict`."""
+"""Report and state of a pruner: `Masks`, `Stats`, and the checks of `load_state_dict`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models in safetensors files, with the architecture beside the tensors; networks rebuilt from their name."""
+"""Models in safetensors files, with the architecture as metadata; networks are rebuilt from their names."""
 
 import json
 import re
