@@ -1,12 +1,12 @@
-"""Kills real processes at hundreds of random moments and checks that nothing is ever lost, damaged or different.
+"""Kills real processes at hundreds of random times and checks that nothing is lost, damaged or different.
 
     python -m benchmarks.chaos                      # until 770 kills are recorded; half an hour
     python -m benchmarks.chaos --kills 20 --only training --out /tmp/chaos.jsonl
 
 Each round is one line in `results/chaos/kills.jsonl`: what was done, the seed that repeats its random choices, kills,
 files checked, seconds. The command can be interrupted and continues with the missing kills. It stops at
-the first file that is damaged, finished run that is lost or result that is not bit for bit that of an undisturbed
-process; the folder with the evidence is kept.
+the first damaged file, lost run, or result that is not bit-identical to that of an undisturbed process, and keeps the
+folder.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _totals(records: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
 
 
 def summary(records: list[dict[str, Any]]) -> str:
-    """What all recorded rounds amount to."""
+    """Return the totals of all recorded rounds."""
     totals = _totals(records)
     counts = ("rounds", "kills", "files")
     rows: list[dict[str, str | int | float]] = [

@@ -70,7 +70,7 @@ refuted. Nothing on this page is typed by hand: `python -m benchmarks.claims` ma
 
 
 def _verdicts(row: Sequence[Claim]) -> list[str]:
-    """Return verdict and numbers at every scale; what has nothing to do with the scale is said once."""
+    """Return verdict and numbers at every scale; those that do not depend on the scale are shown once."""
     same = len(set(row)) == 1 and row[0].verdict != OPEN
     shown = [row[0]] if same else row
     cells = [text for claim in shown for text in (claim.word, claim.numbers or "–")]
@@ -78,7 +78,7 @@ def _verdicts(row: Sequence[Claim]) -> list[str]:
 
 
 def _explanation(row: Sequence[Claim]) -> str:
-    """Return what the verdicts of a claim rest on."""
+    """Return the evidence for the verdicts of a claim."""
     said = {title: claim for (title, _), claim in zip(PARTS.values(), row, strict=True)}
     if len(set(row)) == 1:
         return f"**{row[0].title}**\n: {row[0].verdict}."

@@ -1,7 +1,7 @@
-"""Writes runs that ended, also those that diverged, as JSON lines, so that results outlive the run folders.
+"""Writes the results of finished and diverged runs as JSON Lines, so that the run folders can be deleted.
 
-`python -m benchmarks.collect runs/* -o results/cifar10-resnet20.jsonl` adds to what the file holds; a run that it holds
-already is replaced.
+`python -m benchmarks.collect runs/* -o results/cifar10-resnet20.jsonl` adds them to the file; a run that is already in
+it is replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from regrow.runs.folder import read_divergence, read_metrics, read_result, write
 from regrow.runs.recipe import Recipe
 from reproduce.results import portable
 
-# Of an epoch's record: what the figures of a report are drawn from.
+# Fields of an epoch's record that the figures of a report use.
 _EPOCH = (
     *("epoch", "phase", "lr", "loss", "test_loss", "top1", "sparsity", "delta", "flips", "iou", "refreshes"),
     *("refresh_flips", "refresh_iou", "layers", "seconds", "images_per_second"),
@@ -25,13 +25,13 @@ _EPOCH = (
 
 
 def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
-    """Return what a run that ended measured: its result, or how it diverged; its `curves` and where it ran."""
+    """Return the record of a finished or diverged run: its result, its `curves`, and the machine."""
     result = _ended(run) or {}
     environment = json.loads((run / "environment.json").read_text())
     epochs = read_metrics(run)
     trained = [epoch for epoch in epochs if epoch["phase"] == "train"]
-    # Folders of the machine say nothing to a reader; the recipe is the command, and masks and weights of other runs are
-    # known by the run's name.
+    # Paths of this machine mean nothing to a reader: masks and weights from other runs are identified by the run's
+    # name.
     recipe = portable(Recipe.of(result["recipe"], str(run)))
     shown = [short_epoch(epoch) for epoch in epochs]
     return {
@@ -51,7 +51,7 @@ def _ended(run: Path) -> dict[str, Any] | None:
 
 
 def add(records: Iterable[dict[str, Any]], path: Path) -> int:
-    """Write `records` to the file of results at `path`, beside those that are there; return how many were not."""
+    """Add `records` to the results file at `path`; return how many of them are new."""
     known = {each["key"]: each for each in map(json.loads, path.read_text().splitlines() if path.exists() else ())}
     together = known | {each["key"]: each for each in records}
     ordered = sorted(together.values(), key=lambda each: (each["name"], each["key"]))
@@ -60,7 +60,7 @@ def add(records: Iterable[dict[str, Any]], path: Path) -> int:
 
 
 def short_epoch(epoch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what figures need of an epoch's record."""
+    """Return the fields of an epoch's record that figures need."""
     return {name: _short(epoch[name]) for name in _EPOCH if name in epoch}
 
 

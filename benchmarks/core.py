@@ -1,4 +1,4 @@
-"""What DPF costs: the training step, the optimizer's step in isolation, and a mask refresh beside its alternatives."""
+"""Cost of DPF: a training step, the optimizer's step alone, and a mask update compared with alternatives."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def training_rows(rounds: int) -> list[dict[str, Any]]:
 
 
 def optimizer_rows(rounds: int) -> list[dict[str, Any]]:
-    """(b) The optimizer's step alone, and (d) what the bytes that must move would take at the measured bandwidth."""
+    """(b) The optimizer's step alone, and (d) the time to move its bytes at the measured bandwidth."""
     rows = []
     for label, make in (
         ("ResNet-20", lambda: build("resnet20")),
@@ -132,7 +132,7 @@ def _copy_of(model: nn.Module) -> Callable[[], None]:
 
 
 def refresh_rows(millions: int, rounds: int) -> list[dict[str, Any]]:
-    """(c) Threshold and masks at 90 % against library selections of the k-th of all weights joined, with masks.
+    """(c) Threshold and masks at 90 %, compared with library functions that select the k-th of all weights joined.
 
     A refresh reads every weight twice, for the threshold and for the mask, and writes a mask of one byte: about 10
     bytes per weight, or 1 ns at 10 GB/s. Some ten operations on chunks in the L2 cache take the rest of the time.
@@ -154,7 +154,7 @@ def refresh_rows(millions: int, rounds: int) -> list[dict[str, Any]]:
         "copy": lambda: [w.clone() for w in weights],
     }
     seconds = interleave(contenders, rounds=rounds)
-    if millions <= 30:  # a sort takes seconds: one round shows it
+    if millions <= 30:  # a sort takes seconds: one round is enough
         seconds |= interleave({"sort": lambda: cut(joined().sort().values[count - 1])}, rounds=1, warmup=0)
     return [
         {
@@ -175,9 +175,9 @@ def _layers(millions: int) -> list[Tensor]:
 
 
 def memory_row(millions: int) -> dict[str, Any]:
-    """Measure the transient memory of a refresh in a process of its own, as a share of the weights."""
+    """Measure the transient memory of a refresh in a separate process, as a fraction of the weights."""
     child = [sys.executable, "-m", "benchmarks.core", "--peak", str(millions)]
-    # What is freed goes back to the system at once, so that the peak is that of memory in use.
+    # Return freed memory to the system at once, so that the peak counts only memory in use.
     exact = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     share = float(subprocess.run(child, capture_output=True, text=True, check=True, env=exact).stdout)
     return {
@@ -189,13 +189,13 @@ def memory_row(millions: int) -> dict[str, Any]:
 
 
 def peak(millions: int) -> float:
-    """Return the most of four measurements."""
+    """Return the maximum of four measurements."""
     weights = _layers(millions)
     masks = [torch.ones_like(w, dtype=torch.bool) for w in weights]
     count = round(0.9 * sum(w.numel() for w in weights))
     extra = []
     for _ in range(5):
-        Path("/proc/self/clear_refs").write_text("5")  # let the peak start from here
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         before = _peak_bytes()
         for mask, new in zip(masks, prune_smallest(weights, count), strict=True):
             mask.copy_(new)

@@ -1,6 +1,6 @@
-"""What an accelerator has to do for a step and for a mask update: launches, host syncs, bytes copied to the host.
+"""Work of an accelerator in a step and in a mask update: launches, host syncs, bytes copied to the host.
 
-Nothing is timed: the path that every accelerator takes runs on CPU tensors, and a dispatch mode counts its operations.
+Nothing is timed: the code path for accelerators runs on CPU tensors, and a dispatch mode counts its operations.
 A launch is a dispatched operation that computes; a foreach operation counts once, views and allocations do not count.
 A sync is an operation whose result the host waits for: `item`, `nonzero`, boolean indexing, `bincount`, or a copy to
 the host.
@@ -38,13 +38,13 @@ FREE = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"
 
 @dataclass
 class Counts:
-    """What a device would have to do."""
+    """Operations that a device would have to do."""
 
     launches: int = 0
     syncs: int = 0
     host_bytes: int = 0
     transient_bytes: int = 0
-    """The most memory in use at one time beyond what was in use before."""
+    """Peak memory above the memory in use at the start."""
 
     def recorded(self) -> dict[str, int]:
         """Return the counts without the memory, which depends on when Python frees tensors."""
@@ -97,9 +97,9 @@ class Counting(TorchDispatchMode):
 
 @contextmanager
 def counted() -> Iterator[Counts]:
-    """Count what a device would have to do inside a `with` block.
+    """Count the operations of a device inside a `with` block.
 
-    `tolist()` and `numpy()` of a CPU tensor are no dispatched operations, so they are counted where they are called.
+    `tolist()` and `numpy()` of a CPU tensor are not dispatched operations, so they are counted where they are called.
     """
     mode, to_list, to_numpy, to_cpu = Counting(), Tensor.tolist, Tensor.numpy, Tensor.cpu
 
@@ -147,7 +147,7 @@ def count_steps(model: nn.Module, method: type[Pruner], **options: Any) -> dict[
 
 
 def measure(model: nn.Module, method: type[Pruner] = regrow.DPF, **options: Any) -> dict[str, Counts]:
-    """Return what a step without and one with a mask update adds to a plain step."""
+    """Return the counts that steps without and with a mask update add to a plain step."""
     bare = copy.deepcopy(model)
     optimizer = sgd(bare)
     optimizer.step()
@@ -164,7 +164,7 @@ def measure(model: nn.Module, method: type[Pruner] = regrow.DPF, **options: Any)
 
 
 def added(counts: Counts, plain: Counts) -> Counts:
-    """Return what a pruner adds to a plain step."""
+    """Return the counts that a pruner adds to a plain step."""
     return Counts(
         counts.launches - plain.launches,
         counts.syncs - plain.syncs,

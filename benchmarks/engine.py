@@ -1,4 +1,4 @@
-"""How fast sparse models run: the engine beside the dense runtimes and DeepSparse, on the same weights.
+"""Speed of sparse models: the engine, dense runtimes and DeepSparse on the same weights.
 
     python -m benchmarks.engine --parts tuning [--networks resnet20 …]
     python -m benchmarks.engine --parts speed [--networks resnet20 …] [--batches 1 32] [--deepsparse FOLDER/bin/python]
@@ -8,8 +8,8 @@
 Each call measures a part and merges it into `results/benchmarks/engine.json`, or into the file that `--name` says
 (`engine-avx2`, for a machine without AVX-512). Weights are random with synthetic masks whose layer density is
 proportional to n^-0.3 (n weights in the layer, all layers included). Every runtime gets one thread; contenders take
-turns in short bursts, and the least processor time counts (with two threads, the least time). DeepSparse 1.8 needs an
-environment of its own (`pip install deepsparse==1.8.0`). `trained` compares the masks of finished runs with synthetic
+turns in short bursts, and the minimum CPU time counts (with two threads, the minimum wall time). DeepSparse 1.8 needs a
+separate environment (`pip install deepsparse==1.8.0`). `trained` compares the masks of finished runs with synthetic
 ones that cost as many multiply-accumulates.
 """
 
@@ -51,7 +51,7 @@ BARS = {
 
 
 def pruned(name: str, sparsity: float) -> Network:
-    """A network with random weights, batch norms that do something, and synthetic masks."""
+    """Return a network with random weights, non-trivial batch norms and synthetic masks."""
     torch.manual_seed(0)
     model = build(name, classes=1000 if name == "resnet50" else 10, size=SIZES.get(name, 32)).eval()
     for module in model.modules():
@@ -105,7 +105,7 @@ def tuning(arguments: Any) -> list[Row]:
     }
     for name in arguments.networks:
         with tempfile.TemporaryDirectory() as folder, _cache(folder):
-            # What torch loads the first time counts for none.
+            # Libraries that torch loads on first use are not counted for any network.
             regrow.compile(pruned(name, 0.9), images(name, 1), tune=False)
             for sparsity in arguments.sparsities:
                 model, x = pruned(name, sparsity), images(name, 1)
@@ -122,7 +122,7 @@ def tuning(arguments: Any) -> list[Row]:
 
 
 def _build_seconds() -> tuple[float, float]:
-    """How long it takes, and the compilers' processor time: they share the work."""
+    """Return the wall time, and the CPU time of all compilers, which run in parallel."""
     with tempfile.TemporaryDirectory() as folder, _cache(folder):
         start, before = time.perf_counter(), os.times().children_user
         load_library()
@@ -155,7 +155,7 @@ def _speed(name: str, batch: int, arguments: Any, folder: Path, stack: contextli
     x, dense = images(name, batch), pruned(name, 0)
     contenders: dict[str, Contender] = {}
     found, left_out = dense_runtimes(dense, x, cache(partial(to_plain_onnx, dense, x, folder / "dense.onnx")))
-    if left_out:  # the best of fewer would be easier to beat
+    if left_out:  # a missing runtime could be the fastest one
         raise SystemExit(f"the bars are about all runtimes: {left_out}")
     contenders |= found
     runtimes = set(contenders)
@@ -200,7 +200,7 @@ def _row(
 
 
 def threads(arguments: Any) -> list[Row]:
-    """What a second thread brings."""
+    """Measure the speedup of a second thread."""
     rows: list[Row] = []
     for name in arguments.networks:
         for batch in arguments.batches:
@@ -221,7 +221,7 @@ def threads(arguments: Any) -> list[Row]:
 
 
 def _one_share(compiled: CompiledModel) -> CompiledModel | None:
-    """A thread's share of the rows and nothing else, if that is how threads divide an image: no pair is faster."""
+    """Return a model that computes one thread's slice of the rows alone, without exchange: a bound for two threads."""
     runner = compiled._runner
     if not isinstance(runner, RowsRunner):
         return None
@@ -230,7 +230,7 @@ def _one_share(compiled: CompiledModel) -> CompiledModel | None:
 
 
 def trained(arguments: Any) -> list[Row]:
-    """The masks of finished runs beside synthetic masks that cost the same."""
+    """Compare the masks of finished runs with synthetic masks of equal cost."""
     rows: list[Row] = []
     for run in arguments.runs:
         model = regrow.load(run)
@@ -261,7 +261,7 @@ KEYS = ("part", "network", "batch", "sparsity", "run")
 
 
 def merged(rows: list[Row], name: str) -> list[Row]:
-    """The rows of earlier calls on this machine, with those that were measured now in their place."""
+    """Return the rows of earlier calls on this machine, updated with those measured now."""
     path = RESULTS / f"{name}.json"
     known = json.loads(path.read_text()) if path.exists() else {"machine": {}, "rows": []}
     if known["rows"] and known["machine"]["cpu"] != machine()["cpu"]:

@@ -37,7 +37,7 @@ def _beside(value: float, aim: float | str) -> str:
 
 
 def facts(rows: Rows) -> str:
-    """Return what else was measured, in sentences."""
+    """Return the other measurements as sentences."""
     parts = {name: [row for row in rows if row["part"] == name] for name in ("speed", "tuning", "trained")}
     error = max(row["error"] for row in parts["speed"])
     told = [f"The largest error against torch is {error:.0e} of the largest output."]
@@ -70,7 +70,7 @@ def gains(rows: Rows) -> list[dict[str, str]]:
 
 
 def most(rows: Rows) -> str:
-    """Return what a second thread could bring if threads that share an image had nothing to exchange."""
+    """Return the speedup of a second thread if threads that split an image had nothing to exchange."""
     found = [
         f"{row['engine ms'] / row['share alone ms']:.2f} ({row['network']}, {row['sparsity']:.0%})"
         for row in rows
@@ -80,7 +80,7 @@ def most(rows: Rows) -> str:
 
 
 def machine(limits: Rows) -> str:
-    """Return what the processor can do at most."""
+    """Return the peak performance of the processor."""
     wide, narrow = (next(row for row in limits if row.get("lanes") == lanes) for lanes in (16, 8))
     written = ", ".join(f"{wide[f'{level} write GB/s']:.0f}" for level in ("L1", "L2", "L3"))
     return (
@@ -93,7 +93,7 @@ def machine(limits: Rows) -> str:
 
 
 def floors(limits: Rows, rows: Rows) -> list[dict[str, str]]:
-    """Return the least time of each network beside the engine's."""
+    """Return the minimum possible time of each network, and the engine's time."""
     speeds = {(row["network"], row["sparsity"]): row for row in rows if row["part"] == "speed" and row["batch"] == 1}
     return [
         {

@@ -16,7 +16,7 @@ from regrow.runs.recipe import Recipe, load_recipe
 from regrow.train.run import run
 
 OUT = Path(__file__).parents[1] / "results" / "existing" / "cifar10-resnet8.jsonl"
-# In a folder of its own: the trainings in `results/` itself used JPEG copies of these images.
+# In a separate folder: the trainings in `results/` itself used JPEG copies of these images.
 SHORT = 2
 """Epochs of pruning: a quarter of the dense training."""
 RATES = (0.02, 0.05, 0.1, 0.2)

@@ -3,8 +3,8 @@
 A reader must return, or raise its own error (`FormatError`, `RunFolderError`, `RecipeError`, `DataError`) that names
 the file. Any other error, a crash, more than ten seconds, or more than a gibibyte for one file fails the run, and the
 file is kept. Mutations change bytes (flips, cuts, splices, inserted and removed bytes), numbers and words in texts,
-and, where a format has a checksum, also the content below a right checksum. Packed files have a fuzzer of their own
-(`benchmarks.fuzz_pack`), whose forgeries are used here, too. Counts add up over calls in
+and, if a format has a checksum, also content with a recomputed checksum. Packed files have their own fuzzer
+(`benchmarks.fuzz_pack`), whose forgeries are used here as well. Counts add up over calls in
 `results/benchmarks/fuzz.json`.
 """
 
@@ -74,7 +74,7 @@ class Reader:
 
 
 def reworded(good: bytes, other: bytes, chance: random.Random) -> bytes:
-    """One to three numbers or words of a text that are something else, or lines that are repeated or exchanged."""
+    """Replace one to three numbers or words of a text, or repeat or exchange lines."""
     text = good.decode("utf-8", "replace")
     for _ in range(chance.randint(1, 3)):
         if chance.random() < 0.2:
@@ -93,14 +93,14 @@ def reworded(good: bytes, other: bytes, chance: random.Random) -> bytes:
 
 
 def forged_header(good: bytes, other: bytes, chance: random.Random) -> bytes:
-    """A safetensors file whose header says something else, with a right length."""
+    """Change the header of a safetensors file and keep its length field correct."""
     length = int.from_bytes(good[:8], "little")
     header = reworded(good[8 : 8 + length], other[8:200], chance)
     return struct.pack("<Q", len(header)) + header + good[8 + length :]
 
 
 def forged_checkpoint(good: bytes, other: bytes, chance: random.Random) -> bytes:
-    """A checkpoint whose content was changed below a right checksum."""
+    """Change the content of a checkpoint and recompute its checksum."""
     return sealed(chance.choice((forged_header, forged_state, damaged))(good, other, chance))
 
 
@@ -114,7 +114,7 @@ def forged_state(good: bytes, other: bytes, chance: random.Random) -> bytes:
 
 
 def forged_packed(good: bytes, other: bytes, chance: random.Random) -> bytes:
-    """The forgeries of `benchmarks.fuzz_pack`, under a right checksum."""
+    """Apply the forgeries of `benchmarks.fuzz_pack`, with a recomputed checksum."""
     mutation = chance.choice(fuzz_pack.FORGERIES)
     return mutation(fuzz_pack.original(good, {}), fuzz_pack.original(other, {}), chance)
 

@@ -1,9 +1,9 @@
 """Feeds mutated packed files to `regrow.load` and records what it did with each: `python -m benchmarks.fuzz_pack`.
 
 Damage (flipped bits, cuts, splices, overwritten, inserted and removed bytes) must be refused by `FormatError` or leave
-every tensor as it was. Forgeries carry a right checksum over an index, codes or words that lie: they must be refused,
-or give tensors of the shapes that the index says or the network that they name has. Anything else, a load of more than
-ten seconds or one that needs more than a gibibyte, fails the run.
+every tensor as it was. Forgeries have a valid checksum over a wrong index, codes or header. They must be refused, or
+give tensors with the shapes in the index or of the named network. Anything else, a load of more than ten seconds or one
+that needs more than a gibibyte, fails the run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VALUES: tuple[Any, ...] = (*NUMBERS, None, True, 1.5, float("nan"), "", "float32
 
 @dataclass(frozen=True)
 class Original:
-    """A good file: its bytes, what it says, and the tensors in it."""
+    """A valid file: its bytes, its header and index, and its tensors."""
 
     data: bytes
     words: list[Any]
@@ -92,12 +92,12 @@ def deflated(text: bytes) -> bytes:
 
 
 def forge(words: list[Any], index: Any, codes: bytes) -> bytes:
-    """A file that says what is given, under a right checksum."""
+    """Return a file with the given content and a valid checksum."""
     return seal(words, deflated(json.dumps(index).encode()) + codes)
 
 
 def damaged(data: bytes, other: bytes, chance: random.Random) -> bytes:
-    """One to four accidents of one kind."""
+    """Damage a file in one to four places, in one way."""
     changed = bytearray(data)
     kind = chance.randrange(6)
     for _ in range(chance.randint(1, 4)):
@@ -123,14 +123,14 @@ def damage(good: Original, other: Original, chance: random.Random) -> bytes:
 
 
 def damage_container(good: Original, other: Original, chance: random.Random) -> bytes:
-    """Accidents in the JSON of safetensors alone, which no checksum of ours covers."""
+    """Damage only the JSON header of safetensors, which our checksum does not cover."""
     length = 8 + struct.unpack("<Q", good.data[:8])[0]
     text = damaged(good.data[8:length], other.data[8:length], chance)
     return struct.pack("<Q", len(text)) + text + good.data[length:]
 
 
 def forge_index(good: Original, other: Original, chance: random.Random) -> bytes:
-    """One to three values of the index, at any depth, that are something else."""
+    """Replace one to three values of the index, at any depth."""
     index = json.loads(json.dumps(good.index))
     for _ in range(chance.randint(1, 3)):
         place = index
@@ -141,7 +141,7 @@ def forge_index(good: Original, other: Original, chance: random.Random) -> bytes
 
 
 def forge_rows(good: Original, other: Original, chance: random.Random) -> bytes:
-    """Tensors and columns that are missing, repeated, exchanged or another file's."""
+    """Remove, repeat or exchange tensors and columns, or take them from another file."""
     index = [list(part) if isinstance(part, list) else part for part in good.index]
     for at in chance.sample(range(len(index)), chance.randint(1, len(index))):
         parts = [part for part in (good.index[at], other.index[at]) if isinstance(part, list)]
@@ -159,7 +159,7 @@ def forge_codes(good: Original, other: Original, chance: random.Random) -> bytes
 
 
 def forge_fields(good: Original, other: Original, chance: random.Random) -> bytes:
-    """Codes whose deflate streams are whole, and say something else."""
+    """Replace codes by others in valid deflate streams."""
     streams, rest = [], good.codes
     for _ in range(2):
         coder = zlib.decompressobj(-15)
@@ -171,7 +171,7 @@ def forge_fields(good: Original, other: Original, chance: random.Random) -> byte
 
 
 def forge_text(good: Original, other: Original, chance: random.Random) -> bytes:
-    """An index that is hardly JSON, or hardly deflated."""
+    """Write an index that is almost valid JSON, or almost a valid deflate stream."""
     text = json.dumps(good.index).encode()
     if chance.random() < 0.5:
         return seal(good.words, deflated(damaged(text, b"[" * len(text), chance)) + good.codes)
@@ -194,7 +194,7 @@ FORGERIES: tuple[Mutation, ...] = (forge_index, forge_rows, forge_codes, forge_f
 
 
 def verdict(path: Path, mutation: Mutation, good: Original) -> str:
-    """What loading did: refused, unharmed or believed; an exception if it did something that it may not."""
+    """Return the result of loading: refused, unharmed or believed; raise if it is none of these."""
     start = time.perf_counter()
     try:
         state = tensors(files.load(path))

@@ -1,8 +1,8 @@
-"""What `benchmarks.chaos` does to real processes: kills them at random moments, and looks at what they leave behind.
+"""Campaigns of `benchmarks.chaos`: kill real processes at random times, and check the files that they leave.
 
 Every campaign kills with SIGKILL until its work is done, checks all files after every kill, and compares the end with
-that of an undisturbed process. It returns how often it killed and how many files it checked; what may not be is an
-AssertionError.
+that of an undisturbed process. It returns the number of kills and of checked files, and raises an AssertionError if
+anything is wrong.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from regrow.train.run import run
 from tests.train.processes import RECIPE, context, outcome
 
 METHODS = ("dpf", "incremental", "oneshot", "snip", "dsr", "sparse-momentum", "set", "deepr", "rigl", "sfp")
-# Checkpoints as often as possible: most kills should meet one that is being written.
+# Checkpoints as often as possible, so that most kills happen while one is being written.
 OFTEN = 0.01
 
 
 @dataclass
 class Tally:
-    """What a campaign did."""
+    """Counts of a campaign."""
 
     kills: int = 0
     files: int = 0
 
 
 def training(folder: Path, chance: random.Random) -> Tally:
-    """Kill a training again and again until it is finished; it ends with the bits of an undisturbed one."""
+    """Kill a training repeatedly until it finishes; its result is bit-identical to that of an undisturbed one."""
     recipe = RECIPE.changed(method=chance.choice(METHODS), sparsity=0.5, every=None, seed=chance.randrange(1000))
     _undisturbed(_train, recipe, folder / "undisturbed")
     tally, disturbed = Tally(), folder / "disturbed"
@@ -65,7 +65,7 @@ def training(folder: Path, chance: random.Random) -> Tally:
 
 
 def checkpoint_writing(folder: Path, chance: random.Random) -> Tally:
-    """Kill a process that does nothing but write checkpoints; the last one it called written is there, and whole."""
+    """Kill a process that only writes checkpoints; the last one that it reported as written is there and complete."""
     return _writing(_save_checkpoints, _checkpoint_number, folder, chance)
 
 
@@ -75,7 +75,7 @@ def packing(folder: Path, chance: random.Random) -> Tally:
 
 
 def two_writer_packing(folder: Path, chance: random.Random) -> Tally:
-    """Two processes pack to the same file and are killed in turn; it is always whole, and nothing else is left."""
+    """Kill two processes that pack to the same file; the file is always complete, and no other file is left."""
     tally, path = Tally(), folder / "file"
     folder.mkdir(parents=True)
     writers = [_start(_save_packed_forever, path, number) for number in range(2)]
@@ -147,7 +147,7 @@ CAMPAIGNS: dict[str, Callable[[Path, random.Random], Tally]] = {
 
 
 def check_run(folder: Path) -> int:
-    """Read every file of a run folder, whole or not there; return how many there are."""
+    """Read every file of a run folder, which must be complete or missing; return their number."""
     readers: dict[str, Callable[[Path], object]] = {
         "recipe.toml": lambda path: read_recipe(path.parent),
         "checkpoint.safetensors": checkpoint.load,
@@ -222,7 +222,7 @@ def _is_running(process: int) -> bool:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
-    return state not in "ZX"  # a process that nobody has waited for yet has ended, too
+    return state not in "ZX"  # a zombie process has ended, too
 
 
 def _result(folder: Path) -> dict[str, Any] | None:
@@ -266,7 +266,7 @@ def _writing(
 
 
 def _save_checkpoints(path: Path) -> None:
-    """Write numbered checkpoints for ever, each as large as its number lets it be."""
+    """Write numbered checkpoints forever; the size of each follows from its number."""
     first = checkpoint.load(path)["number"] if path.exists() else 0
     for number in range(first + 1, 10**9):
         checkpoint.save(path, {"number": number, "weights": torch.full((1 + 7919 * number % 200_000,), float(number))})
@@ -303,7 +303,7 @@ def _packed_number(path: Path) -> int:
 
 
 def _say(path: Path, number: int) -> None:
-    """Note, in one write that no kill can halve, that a file is written."""
+    """Record that a file is written, in one write call, which a kill cannot interrupt."""
     handle = os.open(path.with_name("said"), os.O_WRONLY | os.O_CREAT)
     os.pwrite(handle, f"{number:012}".encode(), 0)
     os.close(handle)

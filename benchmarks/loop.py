@@ -1,9 +1,9 @@
-"""Images per second of regrow's training loop beside a bare PyTorch loop on the same network, data and optimizer.
+"""Images per second of regrow's training loop and of a plain PyTorch loop on the same network, data and optimizer.
 
-The bare loop is what one would write by hand: batches, forward, backward, step. regrow's loop also sets the learning
+The plain loop is written by hand: batches, forward, backward, step. regrow's loop also sets the learning
 rate, checks every loss for NaN, times itself, watches the masks and calls back after every step. Dense, their ratio is
 the loop's own cost; with DPF the method's cost is added. The loops take turns step by step; the ratio is that of the
-median steps: a machine that slows down for a while slows both. The images are noise of CIFAR-10's shape, which is the
+median steps, because a slower machine slows both. The images are noise of CIFAR-10's shape, which is the
 same work as CIFAR-10 and needs no file.
 """
 

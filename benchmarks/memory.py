@@ -1,4 +1,4 @@
-"""What DPF holds in memory beyond plain training, and what a step with a new mask needs for a moment on top."""
+"""Memory of DPF beyond plain training: permanent, and the additional peak in a step with a new mask."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def measure(case: str, millions: int) -> tuple[float, float]:
     held = _resident() - before
     peaks = []
     for _ in range(3):
-        Path("/proc/self/clear_refs").write_text("5")  # let the peak start from here
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         start = _resident()
         optimizer.step()
         peaks.append(_peak() - start)
@@ -48,7 +48,7 @@ def measure(case: str, millions: int) -> tuple[float, float]:
 
 
 def _resident() -> int:
-    ctypes.CDLL(None).malloc_trim(0)  # what is free but kept by the allocator does not count
+    ctypes.CDLL(None).malloc_trim(0)  # memory that is free but kept by the allocator does not count
     return _status("VmRSS")
 
 

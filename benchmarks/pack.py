@@ -1,4 +1,4 @@
-"""How small packed files are, beside the entropy limit and the usual ways, and what saving and loading cost.
+"""Size of packed files compared with the entropy limit and other formats, and the time of saving and loading.
 
 The networks have fresh weights (He et al. for convolutions, torch's default for the last layer) of which one global
 magnitude threshold prunes the given share, and batch norm with random statistics: trained networks have other masks,
@@ -70,7 +70,7 @@ def other_ways(state: dict[str, Tensor], dtype: str) -> dict[str, int]:
 
 
 def cpu_seconds(run: Callable[[], object], rounds: int = 15) -> float:
-    """The least processor time of several runs, which other processes disturb less than the time on the wall."""
+    """Return the minimum CPU time of several runs, which other processes disturb less than wall time."""
     taken = []
     for _ in range(rounds):
         start = time.process_time()

@@ -1,4 +1,4 @@
-"""Writes what was measured, everything in `results/`, as Markdown tables for the documentation and the README.
+"""Writes all measurements in `results/` as Markdown tables for the documentation and the README.
 
 `python -m benchmarks.pages` updates numbers and picture of README.md; building the documentation writes the rest.
 """
@@ -31,7 +31,7 @@ from reproduce.views import number
 ROOT = RESULTS.parent.parent
 JPEG = "CIFAR-10 (JPEG q75)"
 ENGINE = "resnet20", "wrn28-2", "resnet50"
-SERIES = 10  # more curves than these in one picture tell nothing
+SERIES = 10  # more curves in one figure cannot be distinguished
 WIDEST = 14  # columns that fit on a page
 EXISTING = RESULTS.parent / "existing" / "cifar10-resnet8.jsonl"
 LEVELS = 0.9, 0.95
@@ -143,12 +143,12 @@ def browser() -> str:
 
 
 def measured() -> str:
-    """Return the few numbers that say what to expect: what things cost, then what accuracy is left."""
+    """Return the most important numbers: first costs, then accuracies."""
     return f"{costs()}\n{accuracies()}"
 
 
 def costs() -> str:
-    """Return what training costs and what files weigh."""
+    """Return the cost of training and the size of files."""
     core, pack = _rows("core"), _rows("pack")
     step = _find(core, measured="ResNet-20 training step, DPF")["ratio"]
     update = _find(core, measured="optimizer step, 25 M weights, DPF")["ratio"]
@@ -169,7 +169,7 @@ def costs() -> str:
 
 
 def accuracies() -> str:
-    """Return what accuracy is left, method by method, at the scales of the paper's tables that were run here."""
+    """Return the accuracy of each method, at the scales of the paper's tables that were run here."""
     lines: dict[str, dict[str, str]] = {}
     notes = []
     for title, (name, folder) in SCALES.items():
@@ -193,7 +193,7 @@ def accuracies() -> str:
 
 
 def sizes(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return what share of its parameters the network keeps at each level, and which methods keep another share."""
+    """Return the fraction of parameters that is left at each sparsity, and the methods that keep another fraction."""
     told = []
     for level in LEVELS:
         left = {row["method"]: f"{100 * row['parameters_left']:.1f} %" for row in rows if row["sparsity"] == level}
@@ -209,7 +209,7 @@ def sizes(rows: Iterable[Mapping[str, Any]]) -> str:
 def better_rates(
     rows: Iterable[Mapping[str, Any]], by_rate: Callable[[Mapping[str, Any]], Mapping[float, Summary]]
 ) -> Iterator[str]:
-    """Tell of methods that came out better with another learning rate than the one that held-out images chose."""
+    """List methods whose accuracy is higher with another learning rate than the one chosen on held-out images."""
     for row in rows:
         for lr, top1 in by_rate(row).items():
             if top1.mean > row["mean"]:
@@ -261,7 +261,7 @@ def markdown(lines: Sequence[dict[str, str]]) -> str:
 
 
 def narrow(lines: Sequence[dict[str, str]]) -> str:
-    """Return `lines` as one table, or as two of half the width; both begin with the columns that tell rows apart."""
+    """Return `lines` as one table, or as two of half the width; both begin with the columns that identify a row."""
     heads = list(dict.fromkeys(head for line in lines for head in line))
     if len(heads) <= WIDEST:
         return markdown(lines)
@@ -274,7 +274,7 @@ def narrow(lines: Sequence[dict[str, str]]) -> str:
 
 
 def existing() -> str:
-    """Return what is left of a dense network's accuracy when it is pruned in a quarter of its epochs."""
+    """Return the accuracy of a dense network after it is pruned in a quarter of its epochs."""
     rows = [json.loads(line) for line in EXISTING.read_text(encoding="utf-8").splitlines()]
     tested = [row for row in rows if row["evaluated_on"] == "test"]
     ways = {
@@ -306,7 +306,7 @@ def _existing_line(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, st
 
 
 def write_readme() -> None:
-    """Put the present numbers between the marks in README.md, and draw its picture."""
+    """Update the numbers between the marks in README.md, and draw its figure."""
     path = ROOT / "README.md"
     before, rest = path.read_text(encoding="utf-8").split(MARKS[0])
     path.write_text(f"{before}{MARKS[0]}{headline.markdown()}{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Trains what the pages still lack on CIFAR-10, in order of value, and writes every finished run to `results/`.
+"""Runs the CIFAR-10 trainings that the pages still need, most valuable first, and writes finished runs to `results/`.
 
 `python -m benchmarks.queue RUNS` trains in folders of RUNS, one run at a time; the same command continues after any
 interruption and skips what `results/` holds already. `--list` shows what is left. `results/queue/start.sh` starts it
@@ -33,7 +33,7 @@ REMEDIES: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Trainings that belong together: what they are for, and where their records go."""
+    """Trainings that belong together: their purpose, and the file of their records."""
 
     name: str
     cells: list[Cell]
@@ -91,7 +91,7 @@ def _remedies(scale: Scale, level: float) -> list[Cell]:
 
 
 def work(runs: Path, workers: int) -> None:
-    """Train stage after stage; every finished run is written down at once."""
+    """Train stage after stage; every finished run is recorded immediately."""
     for stage in stages():
         if not (left := stage.left()):
             continue

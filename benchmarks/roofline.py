@@ -1,4 +1,4 @@
-"""What this machine allows a sparse network at most: how fast it multiplies, and how fast it moves activations.
+"""Upper limit of a sparse network's speed on this machine, from its arithmetic and its memory bandwidth.
 
     python -m benchmarks.roofline [--networks resnet20 …]
 
@@ -71,7 +71,7 @@ double seconds(vec *p, long n, int what, long rounds, int tries)
 }
 """
 LEVELS = {"L1": 24 << 10, "L2": 1 << 20, "L3": 12 << 20}
-"""Bytes that fit the level, and far exceed the one before."""
+"""Sizes in bytes that fit each cache level and far exceed the one before."""
 
 NARROWER = {16: (), 8: ("-mno-avx512f",)}
 
@@ -97,7 +97,7 @@ def machine_limits(lanes: int) -> dict[str, dict[str, float]]:
 
 
 def machine_row(lanes: int, limits: dict[str, dict[str, float]]) -> Row:
-    """The limits of the machine in units that people use."""
+    """Return the limits of the machine in common units."""
     row: dict[str, Any] = {"part": "machine", "lanes": lanes}
     row["registers GMAC/s"] = lanes / limits["L1"]["registers"] / 1e9
     for level, each in limits.items():
@@ -136,7 +136,7 @@ def _traffic(plan: Schedule, limits: dict[str, dict[str, float]]) -> float:
 
 
 def main() -> None:
-    """Measure the machine, and say what that means for the networks."""
+    """Measure the machine, and compute the limits of the networks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=SIZES, default=list(SIZES))
     names = parser.parse_args().networks

@@ -1,4 +1,4 @@
-"""Measures contenders side by side, and writes down the result with the machine it was measured on.
+"""Measures contenders side by side, and records the result with the machine.
 
 A benchmark is a module that is run from the repository's root, `python -m benchmarks.NAME`. It times its
 contenders with `interleave` and hands rows to `report`, which prints a table and writes
@@ -29,10 +29,10 @@ def interleave(
     warmup: int = 1,
     clock: Callable[[], float] | None = None,
 ) -> dict[str, float]:
-    """Return the least seconds that each contender took.
+    """Return the minimum time of each contender in seconds.
 
-    Contenders take turns, in an order that is reversed from round to round, so that a noisy neighbor or a
-    clock that slows down meets them all alike; the minimum is what the code costs when nothing disturbs it.
+    Contenders take turns, in an order that is reversed from round to round, so that other processes or a
+    lower clock rate affect all of them equally; the minimum is the time of an undisturbed run.
     With `clock=time.thread_time`, for work on the calling thread alone, waiting for a busy processor doesn't count.
     """
     clock = clock or time.perf_counter
@@ -48,7 +48,7 @@ def interleave(
 
 
 def machine() -> dict[str, str | int]:
-    """Return what a reader must know to judge the numbers."""
+    """Return the facts about the machine that a reader needs to judge the numbers."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count() or 1,
@@ -97,7 +97,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def cell(value: str | int | float) -> str:
-    """Return a value as tables show it: three digits that say something, thousands apart."""
+    """Return a value as text: three significant digits, with thousands separators."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else value

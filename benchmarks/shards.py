@@ -1,4 +1,4 @@
-"""What a mask refresh of sharded weights (FSDP2) exchanges: calls and bytes, counted and by formula."""
+"""Communication of a mask update of sharded weights (FSDP2): calls and bytes, counted and by formula."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Shrunk against dense networks in torch and ONNX Runtime, beside the multiplications that are left.
+"""Speed of shrunk and dense networks in torch and ONNX Runtime, and the remaining multiplications.
 
 Half of every convolution's filters are pruned at random, with batch norms as training leaves them. `torch-pruning`
-gets the same masks and removes the channels that are zero in every layer coupled to them, which is all that it can do
-without harm; "error" is what became of the outputs. One image at a time on one thread, in processor time, which other
-programs on the machine do not lengthen. Needs the extra `export`; `torch-pruning` is left out where it is missing.
+gets the same masks and removes the channels that are zero in every coupled layer, the only ones that it can remove
+without harm; "error" is the change of the outputs. One image at a time on one thread, in CPU time, which does not
+depend on other programs. Needs the extra `export`; `torch-pruning` is left out if it is not installed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)  # the exporter's remarks about packages it does without
+    logging.disable(logging.WARNING)  # the exporter warns about missing optional packages
     rows = []
     for name, size, runs in NETWORKS:
         for sparsity in SPARSITIES:

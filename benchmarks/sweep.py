@@ -1,12 +1,12 @@
-"""What a sweep costs beside its runs: starting them one by one, finding thousands of finished ones.
+"""Overhead of a sweep: starting each run, and finding thousands of finished ones.
 
     python -m benchmarks.sweep
 
 * Overhead per run: `run_all` on runs of one optimizer step each, one worker, beside the same runs in one process.
-  What is left is the driver: a process from the fork server, the run's folder, its log and its outcome.
+  The difference is the driver: a process from the fork server, the run's folder, its log and its outcome.
 * Listing: a sweep of 10,000 recipes whose runs are all finished, from the TOML file to the last line of
   `regrow sweep --dry-run`, in a fresh process; and `run_all`, which finds that nothing is left to do. Both in processor
-  time, with that of the fresh process, so that a busy machine does not blur it.
+  time, with that of the fresh process, so that a busy machine has little effect.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def overhead(folder: Path) -> dict[str, float]:
 
 
 def finished_sweep(folder: Path) -> tuple[Path, Path]:
-    """A sweep whose runs are all finished: one is trained, its files stand for those of the others."""
+    """Make a sweep whose runs are all finished: one is trained, and its result is copied for the others."""
     sweep, runs = folder / "many.toml", folder / "many"
     sweep.write_text(RECIPE.to_toml() + f"[grid]\nseed = {list(range(LISTED))}\n", encoding="utf-8")
     run(RECIPE, folder / "first")

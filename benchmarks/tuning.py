@@ -1,4 +1,4 @@
-"""Chooses learning rates by finished tuning runs, and writes down every candidate.
+"""Chooses learning rates from finished tuning runs, and records every candidate.
 
 `python -m benchmarks.tuning RUNS...` adds the runs to results/tuning/DATA-NETWORK.jsonl, writes what they choose to
 results/tuning/choices.json and the rates of the scales into reproduce/learning-rates.csv. Without runs, the choices
@@ -29,14 +29,14 @@ SCALES = ("jpeg", "small", "digits")
 
 
 def runs_file(scale: Scale) -> Path:
-    """Return where the tuning runs of a scale are written down."""
+    """Return the file of a scale's tuning runs."""
     assert scale.stand_in is not None
     data = "jpeg" if scale.name == "jpeg" else scale.stand_in.data
     return FOLDER / f"{data}-{scale.stand_in.model}.jsonl"
 
 
 def collect(runs: Sequence[Path]) -> None:
-    """Write finished tuning runs down, added to those that are there."""
+    """Add finished tuning runs to the recorded ones."""
     found = [record(run, curves=False) for run in runs if (run / "result.json").exists()]
     for path in {runs_file(find_scale(name)) for name in SCALES}:
         known = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -49,7 +49,7 @@ def collect(runs: Sequence[Path]) -> None:
 
 
 def choices() -> list[tuple[str, Choice]]:
-    """Return what the written runs choose for every method, scale by scale."""
+    """Return the choices for every method at each scale, from the recorded runs."""
     chosen = []
     for name in SCALES:
         scale = find_scale(name).changed(rates={})

@@ -78,7 +78,7 @@ def with_choices(scale: Scale, folder: Path) -> Scale:
 
 
 def _complete(wanted: Callable[[ResultStore], list[Cell]], folder: Path, train: Train, tell: Tell) -> None:
-    """Run what is missing until nothing is; some runs depend on the result of others."""
+    """Run all missing trainings; repeat, because some depend on the results of others."""
     before: set[str] = set()
     while missing := ResultStore.read([folder]).missing(wanted(ResultStore.read([folder]))):
         keys = {recipe.key() for recipe in missing}

@@ -235,7 +235,7 @@ _COMPRESSORS = {
 
 
 def _compressed(scale: Scale) -> dict[str, Cell]:
-    """Return trainings with feedback from several compressors, beside the dense network and DPF at 90 %."""
+    """Return trainings with feedback from several compressors, the dense network and DPF at 90 %."""
     [(network, sparsity)] = scale.places([("resnet20", 0.9)], (0.9,))
     cells = {"dense": scale.cell(network, "dense"), "DPF, 90 %": scale.cell(network, "dpf", sparsity)}
     soft = scale.cell(network, "dpf", sparsity, options=("threshold=soft",))

@@ -224,7 +224,7 @@ def _finetuning(optimizer: str | None, lr: float) -> dict[str, Any]:
     return {"finetune_optimizer": optimizer or "sgd", "finetune_lr": lr}
 
 
-# Without a learning rate of their own, these use that of the method they start from or are a variant of.
+# Without their own learning rate, these use that of the method they start from or are a variant of.
 _LIKE = {"fixed": "dpf", "lottery": "dense", "oneshot": "dense", "feedback": "dpf"}
 
 

@@ -49,7 +49,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
         _ = regrow.prune_everything
 
 
-def test_packages_need_no_import_of_their_own():
+def test_packages_do_not_have_to_be_imported_separately():
     code = "import regrow; regrow.data.load('digits', 'test'); regrow.models.build('resnet8')"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -86,7 +86,7 @@ def on_a_terminal(monkeypatch, action):
     return shown.decode().removesuffix("end")
 
 
-def test_what_takes_long_is_shown_on_a_terminal_and_erased(monkeypatch, capsys):
+def test_slow_work_is_shown_on_a_terminal_and_erased(monkeypatch, capsys):
     def slow():
         with shown_if_slow("compiling Net", after=0.01):
             time.sleep(0.3)
@@ -96,7 +96,7 @@ def test_what_takes_long_is_shown_on_a_terminal_and_erased(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_what_is_quick_is_not_shown(monkeypatch):
+def test_quick_work_is_not_shown(monkeypatch):
     def quick():
         with shown_if_slow("compiling Net"):
             pass

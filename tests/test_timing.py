@@ -100,7 +100,7 @@ def test_a_comparison_shows_times_sizes_and_the_percentage_of_the_peak() -> None
     assert "install gcc or clang" in replace(MEASURED, peak=None).verdict()
 
 
-def test_faster_and_slower_runtimes_are_told_apart() -> None:
+def test_faster_and_slower_runtimes_are_distinguished() -> None:
     text = str(replace(MEASURED, seconds={**MEASURED.seconds, "regrow": 0.008}))
     assert "4.000        500     2.00x slower" in text
     assert "9.000        222     1.12x faster" in text

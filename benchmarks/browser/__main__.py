@@ -1,10 +1,10 @@
-"""How fast sparse networks run in a browser: `regrow export --to wasm` beside onnxruntime-web, in headless Chromium.
+"""Speed of sparse networks in a browser: `regrow export --to wasm` and onnxruntime-web in headless Chromium.
 
     npm install --prefix benchmarks/browser
     python -m benchmarks.browser [--rounds 1500]
 
 ResNet-20 with the synthetic masks of benchmarks.engine, one image, one thread; contenders take turns in short bursts,
-and the least time counts. onnxruntime-web runs the dense network: its time does not depend on zeros.
+and the minimum time counts. onnxruntime-web runs the dense network: its time does not depend on zeros.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORMATS = ("fp32", "fp16", "int8")
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves a folder to an isolated page, whose clock is fine."""
+    """Serves a folder to a cross-origin isolated page, which has a high-resolution clock."""
 
     extensions_map: ClassVar = {
         **SimpleHTTPRequestHandler.extensions_map,
@@ -75,7 +75,7 @@ def label(sparsity: float) -> str:
 
 
 def speeds(least: dict[str, float]) -> list[Row]:
-    """Times in milliseconds beside those of onnxruntime-web, which does not gain from zeros."""
+    """Return times in milliseconds, and those of onnxruntime-web, which do not depend on zeros."""
     rival = least["onnxruntime-web"]
     return [
         {
@@ -91,7 +91,7 @@ def speeds(least: dict[str, float]) -> list[Row]:
 
 
 def prepare(folder: Path) -> list[Row]:
-    """Write what the page loads; return the sizes of the modules."""
+    """Write the files that the page loads; return the sizes of the modules."""
     x = images(NETWORK, 1)
     (folder / "x.bin").write_bytes(x.numpy().tobytes())
     shutil.copy(HERE / "bench.html", folder)
@@ -115,7 +115,7 @@ def brotli(path: Path) -> int:
 
 
 def measure(folder: Path, rounds: int) -> tuple[dict[str, float], str]:
-    """Return the least milliseconds of each contender, and the browser's version."""
+    """Return the minimum milliseconds of each contender, and the browser's version."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     labels = [label(sparsity) for sparsity in (0.0, *BARS)]

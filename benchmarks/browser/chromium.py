@@ -69,7 +69,7 @@ class Chromium:
             os.close(fd)
         self._buffer, self._number = b"", 0
         self.errors: list[str] = []
-        """What the page has complained about: exceptions, errors on the console, refused requests."""
+        """Errors of the page: exceptions, console errors, refused requests."""
         self._session: str | None = None
         targets = self._call("Target.getTargets")["targetInfos"]
         page = next(target["targetId"] for target in targets if target["type"] == "page")

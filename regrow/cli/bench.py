@@ -25,15 +25,15 @@ def bench(
     model: Annotated[str | None, tyro.conf.arg(help=MODEL_HELP)] = None,
     input: Annotated[tuple[int, ...] | None, tyro.conf.arg(help=INPUT_HELP)] = None,
 ) -> int:
-    """Measure a model in the engine beside torch, inductor, ONNX Runtime and OpenVINO, as far as they are installed.
+    """Compare the engine with torch, inductor, ONNX Runtime and OpenVINO (those that are installed).
 
     Args:
         what: The folder of a run, a model file (safetensors or packed), or a network such as resnet20.
-        sparsity: Prune a network given by name to this share of zeros, at random, large layers more than small ones.
+        sparsity: Fraction of zeros for a network given by name: random masks, sparser in large layers.
         batch: Images at a time: 1 for latency, 32 or so for throughput.
         threads: Threads for every runtime.
-        seconds: How long to measure, in all; tuning and preparing the runtimes come on top.
-        layers: Show the time of every layer in the engine, too.
+        seconds: Total measuring time; tuning and preparing the runtimes take additional time.
+        layers: Also show the time of every layer in the engine.
         classes: Classes of a network given by name. None: 10.
         channels: Input channels of a network given by name. None: 3.
         size: Height and width of the input of a network given by name. None: 32.
@@ -54,7 +54,7 @@ def bench(
         print(f"{found.profile.table(found.peak)}\n")
     print(found)
     if not found.pruned and not Path(what).exists():
-        print(f"To see what zeros bring: regrow bench {what} --sparsity 0.9")
+        print(f"To see the effect of zeros: regrow bench {what} --sparsity 0.9")
     return 0
 
 

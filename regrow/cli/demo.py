@@ -28,7 +28,7 @@ _COMMON = Recipe(
 RECIPES = {
     "dense": _COMMON.changed(method="dense"),
     "one-shot": _COMMON.changed(method="oneshot", finetune_epochs=5, finetune_lr=0.01),
-    # What the documentation recommends.
+    # The settings that the documentation recommends.
     "DPF": _COMMON.changed(method="dpf", every="auto", settle=0.1),
 }
 

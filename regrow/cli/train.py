@@ -59,7 +59,7 @@ def train(
     _check_numbers(save_every, nproc, restarts)
     _check_resumed(resume)
     checked = Recipe.of(dataclasses.asdict(recipe))
-    # From options and a recipe file given by the user; `with_recipe` has refused names that only a run folder knows.
+    # From options and a recipe file given by the user; `with_recipe` has refused names that only a run folder contains.
     imports = frozenset(checked.imports)
     if dry_run:
         return _dry_run(checked, imports)
@@ -100,8 +100,7 @@ def _check_named(recipe: Recipe, arguments: Sequence[str], folder: str) -> None:
     if any(_given(f"--{field}", arguments) != value for field, value in own.items()):
         again = " ".join(f"--{field} {value}" for field, value in own.items())
         raise UsageError(
-            f"{folder} uses code of its own, which is imported only if you name it: "
-            f"regrow train --resume {folder} {again}"
+            f"{folder} needs code that is imported only if you name it: regrow train --resume {folder} {again}"
         )
 
 

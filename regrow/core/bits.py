@@ -31,7 +31,7 @@ def on_one_accelerator(tensors: Iterable[Tensor]) -> bool:
 
 @contextmanager
 def device_path() -> Iterator[None]:
-    """Treat CPU tensors like those of an accelerator inside a `with` block, to test and to count that path."""
+    """Treat CPU tensors like those of an accelerator inside a `with` block, to test and measure that path."""
     before = set(_numpy_devices)
     _numpy_devices.clear()
     try:

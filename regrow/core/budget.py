@@ -57,7 +57,7 @@ class Budget:
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield a mask for each tensor of scores: the units of least magnitude are pruned, down to the floor.
 
-        `sparsity` is one fraction for all, or one for each of several parts, each with a budget of its own. `shapes`
+        `sparsity` is one fraction for all, or one for each of several parts, each with its own budget. `shapes`
         are those of the weights, because a unit can have several weights. Units outside the masks `among` are kept
         only if there are not enough units inside.
         """

@@ -204,7 +204,7 @@ def _compare(tensors: _Tensors, key: Tensor) -> Tensor:
 
 
 def _first_kept(tensors: _Tensors, levels: Tensor, limit: Tensor, shards: ShardGroup) -> Tensor:
-    """Return the place of the first tie after the first `limit` ones, for each group; for each tensor of a shard."""
+    """Return the position of the first tie that is kept, after `limit` others: per group, with shards per tensor."""
     rows = levels.view(-1, _ROW)
     ties = torch.empty(len(rows), dtype=torch.int64, device=levels.device)
     for part, count in zip(rows.chunk(2), ties.chunk(2), strict=True):  # to need half the memory
@@ -212,7 +212,7 @@ def _first_kept(tensors: _Tensors, levels: Tensor, limit: Tensor, shards: ShardG
     upto = ties.cumsum(0)
     before = upto - ties
     if shards.sharded:
-        # Ties are ordered by tensor, then by process: each tensor has a limit of its own among those of this process.
+        # Ties are ordered by tensor, then by process: each tensor has its own limit among those of this process.
         place = _on_device(tensors.starts, levels.device)
         row = place // _ROW
         earlier = torch.arange(_ROW, device=levels.device) < (place % _ROW)[:, None]

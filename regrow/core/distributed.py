@@ -200,7 +200,7 @@ class RankConsistency:
                 chain(map(pack, masks), weights),
                 "the ranks have different masks or dense weights (digests {}). Attach the pruner after "
                 "DistributedDataParallel has synchronized the model, or use the same seed on all ranks; ranks that "
-                "train different models need a process group of their own (process_group=...)",
+                "train different models need their own process group (process_group=...)",
             )
         self._started = True
 
@@ -236,7 +236,7 @@ class RankConsistency:
         return everyone
 
     def _await_all(self) -> None:
-        """Raise if a rank does not get here in time: a collective operation would wait for it without a word.
+        """Raise if a rank does not get here in time: a collective operation would wait for it without an error.
 
         Ranks are counted in the store through which the process group was made. Each rank counts its own calls as well,
         so that the n-th of one rank meets the n-th of the others.

@@ -25,8 +25,8 @@ _COUPLED = (SGD, Adam, Adagrad, RMSprop, Adamax, NAdam, RAdam, Adadelta, ASGD)
 class StepHooks:
     """Registers step hooks with an optimizer and calls back once per step, also if one step calls another.
 
-    `before` is told whether the step has a closure, `after` whether the step counts. `around` is called in place of
-    a closure and has to call it.
+    The argument of `before` is whether the step has a closure, that of `after` whether the step counts. `around` is
+    called instead of a closure and must call it.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class StepHooks:
 
 
 class Owners:
-    """The pruner of each parameter; at most one, with any optimizer.
+    """Registry of the pruner of each parameter: at most one, over all optimizers.
 
-    The first step of another optimizer on a pruner's weights warns: a hook of torch for all optimizers sees it. An
-    optimizer is looked at once until the next pruner is attached.
+    The first step of another optimizer on a pruner's weights warns; torch's global optimizer hook detects it. Each
+    optimizer is checked once, and again after another pruner is attached.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Owners:
                 )
 
     def add(self, pruner: Any, targets: Iterable[Target]) -> None:
-        """Make `pruner` the owner of its targets, and look at all optimizers again."""
+        """Make `pruner` the owner of its targets, and check all optimizers again."""
         self._pruners.update({id(target.param): pruner for target in targets})
         self._known.clear()
         if not self._registered:
@@ -162,7 +162,7 @@ class MissingState:
             )
 
     def loaded(self) -> None:
-        """Note that the pruner's state was loaded, too."""
+        """Record that the pruner's state was loaded as well."""
         self._missing = False
 
     def remove(self) -> None:
@@ -261,7 +261,7 @@ class DecayAtPruned:
 def make_decay(
     weight_decay_at: str, optimizer: Optimizer, others: Iterable[DecayAtPruned | None]
 ) -> DecayAtPruned | None:
-    """Return the weight decay at ŵ, if it is asked for; `others` are those of the optimizer's other pruners."""
+    """Return the weight decay at ŵ, if requested; `others` are those of the optimizer's other pruners."""
     if weight_decay_at not in ("dense", "pruned"):
         raise ValueError(
             f"weight_decay_at must be 'dense' (weight decay acts on w) or 'pruned' (on ŵ), got {weight_decay_at!r}"

@@ -41,7 +41,7 @@ class PrunerOptions(TargetOptions, total=False):
     """How many weights each layer keeps: "global", "layer", "er", "erk" or "redistributed", see
     `regrow.core.budget.Budget`."""
     unit: str
-    """What is pruned as one: "weight", "filter", or N:M such as "2:4" along the input channels."""
+    """The unit of pruning: "weight", "filter", or N:M such as "2:4" along the input channels."""
     criterion: Criterion
     """How filters are ranked: by l2, l1 or rms of their weights, by distance to the others (fpgm), by the scale of the
     batch norm that follows (bn)."""

@@ -213,7 +213,7 @@ class Pruner:
         return t % self.every == 0
 
     def make_weight(self, target: Target) -> Weight:
-        """Return the object that stores ŵ in the parameter and w beside it."""
+        """Return the object that stores ŵ in the parameter and w in a second tensor."""
         return make_weight(target, self.memory, offload=self._offload)
 
     def extra_state(self) -> dict[str, Any]:
@@ -317,7 +317,7 @@ class Pruner:
 
     @property
     def requested(self) -> float:
-        """The sparsity that the last mask update was asked for; with several groups, of all their weights together."""
+        """Target sparsity of the last mask update; with several groups, of all their weights together."""
         if len(self.groups) == 1:
             return next(iter(self.levels.values()))
         sizes = {
@@ -407,7 +407,7 @@ class Pruner:
         self._weights.drop_dense()
         self._frozen = True
         if self.memory is Memory.SOFT:
-            self._write_pruned()  # until now the model had weights that have grown outside the mask
+            self._write_pruned()  # until now the model also had weights that had grown outside the mask
 
     def detach(self, *, dense: bool = False) -> None:
         """Remove the hooks from the optimizer; the model stays pruned, or with `dense` holds the dense weights."""
@@ -512,8 +512,8 @@ def warn_if_unfinished(model: object) -> None:
             if final is not None and level < final:
                 of = f" for {pattern!r}" if len(pruner.groups) > 1 else ""
                 warn(
-                    f"the model is not as sparse as asked for: {type(pruner).__name__} is at step {pruner.step} with a "
-                    f"target of {level:.1%}{of}, and its schedule ends at {final:.1%}"
+                    f"the model has not reached its final sparsity: {type(pruner).__name__} is at step {pruner.step} "
+                    f"with a target of {level:.1%}{of}, and its schedule ends at {final:.1%}"
                 )
                 break
 

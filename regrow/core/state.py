@@ -1,4 +1,4 @@
-"""What a pruner reports and saves: `Masks`, `Stats`, and the checks of `load_state_dict`."""
+"""Report and state of a pruner: `Masks`, `Stats`, and the checks of `load_state_dict`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _square(tensor: Tensor) -> float:
 def stable_name(function: Callable[..., Any]) -> str:
     """Return a name of a function or callable object that is the same in another process.
 
-    This is the name of a function; otherwise the `repr`, or the class if it has no `repr` of its own.
+    This is the name of a function; otherwise the `repr`, or the class if it does not define `repr`.
 
     >>> stable_name(dict.get)
     'dict.get'

@@ -25,8 +25,8 @@ TargetSpec = Names | Callable[[str, Parameter], bool] | None
 class Target:
     """A parameter that is pruned; `out_dim` is the dimension along which its filters lie.
 
-    The weight of a transposed convolution is (inputs, outputs / groups, ...): each of its `groups` has filters of its
-    own, which lie in the group's part of the inputs.
+    The weight of a transposed convolution is (inputs, outputs / groups, ...): each of its `groups` has its own
+    filters, which lie in the group's part of the inputs.
     """
 
     name: str
@@ -101,10 +101,10 @@ def find_targets(
     """Return the parameters to prune, in the model's order.
 
     By default these are the weights of every convolution, linear layer and attention but the last linear layer
-    (Section 5.1), as far as they are trained: nothing could grow back in those that are frozen. Embeddings are not
-    among them, also if a linear layer shares their weights.
-    `spec` can be a name, a glob, a module, several of them, or a predicate `(name, parameter) -> bool`, which is asked
-    about weights only (two dimensions or more); a name may be that of a parameter or of the module that owns it.
+    (Section 5.1), unless they are frozen: nothing could grow back there. Embeddings are not included, even if a
+    linear layer shares their weights.
+    `spec` can be a name, a glob, a module, several of them, or a predicate `(name, parameter) -> bool`, which is called
+    for weights only (two dimensions or more); a name may be that of a parameter or of the module that owns it.
     `exclude` leaves out names, globs and modules.
     """
     if not isinstance(model, nn.Module):
@@ -125,7 +125,7 @@ def find_targets(
     chosen -= excluded
     if not chosen:
         raise ValueError(
-            "the model has nothing to prune: no convolution and no linear layer with a weight of its own besides the "
+            "the model has nothing to prune: no convolution and no linear layer with its own weight besides the "
             "last linear one. Pass include_last=True, or name parameters with targets=..."
             if spec is None
             else f"targets={spec!r} selects no parameter. {_known(parameters)}"
@@ -196,7 +196,7 @@ def _default_names(
         if id(p) in weights - embeddings and name not in excluded and not _is_empty(p)
     ]
     trained = [name for name in chosen if parameters[name].requires_grad]
-    if not trained:  # a model for inference, of which all is meant
+    if not trained:  # everything is frozen: a model for inference
         return set(chosen)
     if frozen := [name for name in chosen if name not in trained]:
         warn(
@@ -222,12 +222,12 @@ def _warn_of_other_heads(spared: str, layers: list[str]) -> None:
 
 
 def _warn_of_own_forward(layers: Mapping[str, nn.Module]) -> None:
-    """Warn of convolutions and linear layers with a forward of their own, such as weight standardization."""
+    """Warn about convolutions and linear layers that override `forward`, such as weight standardization."""
     own = [name for name, module in layers.items() if not _has_torch_forward(module)]
     if own:
         kind = type(layers[own[0]]).__name__
         warn(
-            f"{own[0]} ({kind}, {len(own)} in all) has a forward of its own. If it computes the weight that it uses, "
+            f"{own[0]} ({kind}, {len(own)} in all) overrides forward. If it computes the weight that it uses, "
             "as weight standardization does, that weight is not sparse: leave these layers out with exclude=..."
         )
 
@@ -361,7 +361,7 @@ def _is_empty(parameter: Tensor) -> bool:
 
 
 def _check_memory(parameters: Mapping[str, Parameter], targets: Iterable[Target]) -> None:
-    """Refuse targets that share memory with another parameter: a step of one would change the other behind its mask."""
+    """Refuse targets that share memory with another parameter: a step of one would bypass the mask of the other."""
     pruned = {target.name for target in targets}
     blocks = {name: _memory(parameter) for name, parameter in parameters.items()}
     furthest: tuple[str, str, int] = ("", "", 0)

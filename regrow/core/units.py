@@ -1,4 +1,4 @@
-"""What is pruned as one: single weights, output filters, or M − N of every M weights along the input channels."""
+"""Units of pruning: single weights, output filters, or M − N of every M weights along the input channels."""
 
 from __future__ import annotations
 

@@ -16,19 +16,19 @@ from regrow.core.bits import bit_view, like, on_one_accelerator, pack, unpack
 from regrow.core.distributed import ShardGroup, is_sharded, sharded_like
 from regrow.core.targets import Target, check_storage
 
-_SAMPLED = 64  # elements of a layer that are compared at a step, up to twice as many
-_LAYERS = 32  # layers that are compared at a step; deeper networks take several steps
+_SAMPLED = 64  # elements of a layer compared at each step (up to twice as many)
+_LAYERS = 32  # layers compared at each step; deeper networks need several steps
 
 
 class Memory(Enum):
     """What happens to pruned weights."""
 
     KEEP = "keep"
-    """They are kept beside the model and trained with it (feedback)."""
+    """They are kept outside the model and trained with it (feedback)."""
     FORGET = "forget"
     """They are set to zero after every step."""
     SOFT = "soft"
-    """They are set to zero at a mask update, and free to grow until the next one."""
+    """They are set to zero at a mask update, and may grow until the next one."""
 
 
 class Weight:

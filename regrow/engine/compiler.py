@@ -23,7 +23,7 @@ from regrow.system import shown_if_slow
 from regrow.text import install_hint
 
 SLICED_FROM = 1_000_000
-"""Multiply-accumulates per image from which slices of rows usually pay, if nothing is measured."""
+"""Multiply-accumulates per image from which slices of rows are usually faster; used if nothing is measured."""
 
 
 def compile(model: nn.Module, example_input: torch.Tensor, *, threads: int = 1, tune: bool = True) -> CompiledModel:
@@ -100,5 +100,5 @@ def _on_kernels(steps: Schedule, library: KernelLibrary, best: Tuning | None, *,
     try:
         return NativeRunner(specialized_library(library, kernels), own_plan, threads=threads, mode=mode)
     except NoCompilerError as error:
-        warn(f"general kernels run this network, more slowly than its own would: {error}", RuntimeWarning)
+        warn(f"no specialized kernels for this network; general ones run it, more slowly: {error}", RuntimeWarning)
     return NativeRunner(library, plan, threads=threads, mode=mode)

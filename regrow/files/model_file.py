@@ -1,4 +1,4 @@
-"""Models in safetensors files, with the architecture beside the tensors; networks rebuilt from their name."""
+"""Models in safetensors files, with the architecture as metadata; networks are rebuilt from their names."""
 
 import json
 import re
@@ -111,7 +111,7 @@ def locate(path: str | Path) -> Path:
     path = Path(path)
     found = path / RUN_MODEL if path.is_dir() else path
     if path.is_dir() and found.is_symlink():
-        raise FormatError(f"{found} is a symbolic link. A run folder holds only files of its own: copy the file.")
+        raise FormatError(f"{found} is a symbolic link. A run folder may hold only regular files: copy the file.")
     if not found.is_file():
         what = f"{path} has no {RUN_MODEL}" if path.is_dir() else f"{path} does not exist"
         raise FileNotFoundError(f"{what}. Give a model file or the folder of a finished run.")

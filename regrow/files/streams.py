@@ -61,7 +61,7 @@ class ArrayGroup:
 
 
 def encode_tensors(state: Mapping[str, Tensor], dtype: str, known: list[TensorSpec] | None) -> bytes:
-    """Pack all tensors of `state` in `dtype`; tensors that equal those `known` to the reader are not listed."""
+    """Pack all tensors of `state` in `dtype`. If they equal those `known` to the reader, the index has a digest."""
     specs = [spec_of(name, tensor) for name, tensor in state.items()]
     patterns = [patterns_of(spec.name, state[spec.name], spec.stored_as(dtype)) for spec in specs]
     raws = [patterns[i].pop() for i, spec in enumerate(specs) if spec.stored_as(dtype) == RAW]
@@ -248,13 +248,13 @@ def known_of(network: nn.Module) -> list[TensorSpec]:
 
 
 def digest_of(specs: Sequence[TensorSpec]) -> str:
-    """Return a digest of a list of tensors, which detects a reader that knows different ones."""
+    """Return a digest of a list of tensors, which detects that the reader's network has other tensors."""
     text = json.dumps([spec.to_json() for spec in specs])
     return blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def columns(layouts: Sequence[ArrayLayout]) -> list[list[int]]:
-    """Return the fields of all layouts by column, which compresses best."""
+    """Return the fields of all layouts by column, the order that compresses best."""
     return [[getattr(layout, name) for layout in layouts] for name in ArrayLayout.STORED]
 
 

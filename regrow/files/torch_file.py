@@ -43,7 +43,7 @@ def load_torch_file(path: Path) -> Any:
 
 
 class _Reader(CarefulUnpickler):
-    """Knows state dicts: ordered dicts, tensors and the storages that they share."""
+    """Unpickler that accepts only state dicts: ordered dicts, tensors and the storages that they share."""
 
     def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
         self._archive, self._left = archive, size

@@ -97,7 +97,7 @@ class DPF(Pruner):
         return masks.items()
 
     def make_weight(self, target: Target) -> Weight:
-        """Return the object that stores ŵ in the parameter and w beside it."""
+        """Return the object that stores ŵ in the parameter and w in a second tensor."""
         if self.stabilize and target.name in self.targets:
             check_rows([target], "stabilize=True")
         if self.threshold == "soft":

@@ -42,7 +42,7 @@ class DropAndGrow(Pruner, ABC):
     until: ClassVar[float] = 1.0
     resets_momentum: ClassVar[bool] = False
     moves_between_layers: ClassVar[bool] = False
-    """Whether connections move between all layers, so that a group of them has no count of its own."""
+    """Whether connections move between all layers, so that the count of a group of layers changes."""
     period = EPOCH
     total_steps: int
     resume_options = (*Pruner.resume_options, "total_steps", "seed")
@@ -86,7 +86,7 @@ class DropAndGrow(Pruner, ABC):
         """Return (name, mask) pairs with the same number of connections as now."""
 
     def ramp(self, sparsity: Level) -> Sparsity:
-        """Return the sparsity over time: constant, unless a method has a ramp of its own."""
+        """Return the sparsity over time: constant, unless a method has its own ramp."""
         return check_constant(self, sparsity)
 
     def updates_at(self, t: int) -> bool:

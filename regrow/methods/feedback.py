@@ -68,7 +68,7 @@ class Feedback(Pruner):
         return False
 
     def make_weight(self, target: Target) -> Weight:
-        """Return the object that stores C(w) in the parameter and w beside it."""
+        """Return the object that stores C(w) in the parameter and w in a second tensor."""
         if is_sharded(target.param):
             raise TypeError(f"{target.name} is sharded, and a compressor needs whole tensors: use DDP instead")
         return _Compressed(target, self.compressor)

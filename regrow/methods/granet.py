@@ -60,7 +60,7 @@ class GraNet(DropAndGrow):
         **options: Unpack[DropAndGrowOptions],
     ) -> None:
         total = required_total(self, total_steps)
-        check_constant(self, sparsity, "has a ramp of its own")
+        check_constant(self, sparsity, "has its own ramp")
         check_sparsity(initial_sparsity, "initial_sparsity")
         least = min(sparsity.values()) if isinstance(sparsity, Mapping) else sparsity
         if initial_sparsity > least:

@@ -2,7 +2,7 @@
 
 Train, prune 20 % of the remaining weights by magnitude over all layers, restore the others to their values at step
 `rewind`, and repeat until the sparsity is reached. Different from the authors' code: the dense training passes through
-step `rewind` instead of stopping there, and the last level drops just what the requested sparsity needs.
+step `rewind` instead of stopping there, and the last level drops only as many weights as the requested sparsity needs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def level_sparsities(sparsity: float, drop_fraction: float) -> list[float]:
     levels = [0.0]
     while levels[-1] < sparsity:
         following = 1 - (1 - levels[-1]) * (1 - drop_fraction)
-        levels.append(following if sparsity - following > 1e-9 else sparsity)  # rounding makes no level of its own
+        levels.append(following if sparsity - following > 1e-9 else sparsity)  # rounding adds no extra level
     return levels
 
 
@@ -105,8 +105,8 @@ class LotteryTicket:
     def run(self, train: Train) -> list[Level]:
         """Call `train(model, masks, start)` once per level and return the levels; the model is the last one's.
 
-        `train` trains the model in place, from optimizer step `start` of its schedule to the end, with an optimizer of
-        its own, and keeps to the masks. It returns what is worth knowing, as numbers, text, tensors, lists and dicts.
+        `train` trains the model in place, from optimizer step `start` of its schedule to the end, with its own
+        optimizer, and keeps the masks fixed. Its result consists of numbers, text, tensors, lists and dicts.
         """
         settings = {
             "sparsities": self.sparsities,
@@ -116,7 +116,7 @@ class LotteryTicket:
         }
         start = self._load("start") or self._save("start", {**settings, "model": _state(self.model)})
         for key, mine in settings.items():
-            begun = start.get(key, mine)  # a search from before there was such an option does not tell
+            begun = start.get(key, mine)  # older folders do not store newer options
             if begun != mine:
                 raise ValueError(f"{self.folder} was begun with {key}={begun}, this search has {key}={mine}")
         self.model.load_state_dict(start["model"])
@@ -167,7 +167,7 @@ class LotteryTicket:
                 seen[step] = _state(self.model) if step == self.rewind else None
 
         def watch(optimizer: Optimizer, *_: Any) -> None:
-            """Meet an optimizer of the model at its first step: `train` makes it, and torch asks its hooks next."""
+            """Hook into an optimizer of the model before its first step; `train` creates it."""
             mine = any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"])
             if mine and optimizer not in watched:
                 watched[optimizer] = StepHooks(

@@ -70,7 +70,7 @@ class SNIP(Pruner):
         if not (done or self._hooks.initializing or overflowed(self.optimizer)):
             self._gradients = {target.param: target.grad for target in self.targets.values()}
             self._update_masks()
-        super().before_update()  # after scoring: weight decay is no part of the loss that scores
+        super().before_update()  # after scoring: the loss that is scored does not include weight decay
 
     def extra_state(self) -> dict[str, Any]:
         """Return whether the masks have been computed."""

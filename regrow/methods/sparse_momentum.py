@@ -3,7 +3,7 @@
 Defaults are the authors': random first masks with the same density in all layers, including the last linear one. Once
 per epoch (`every=len(loader)`), except after the last one, a fraction of the connections moves; it decays from 0.5 to
 0.005 with a cosine. Different from the authors' code: the number of connections is exact (theirs drifts by rounding),
-and what a full layer cannot take is split over the others by their momentum instead of evenly.
+and connections that do not fit into a full layer go to the others by momentum, not evenly.
 """
 
 from __future__ import annotations

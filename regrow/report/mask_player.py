@@ -74,7 +74,7 @@ class MaskRecorder:
 
 
 def _plane(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """A weight's mask as a picture: filters beside each other, input channels below each other, windows as they are."""
+    """A weight's mask as a picture: filters side by side, input channels below each other, windows unchanged."""
     filters, inputs = mask.shape[0], mask.shape[1] if mask.ndim > 1 else 1
     rows, cols = mask.shape[2:] if mask.ndim == 4 else (1, mask[0].size // inputs)
     plane = mask.reshape(filters, inputs, rows, cols).transpose(1, 2, 0, 3).reshape(inputs * rows, filters * cols)

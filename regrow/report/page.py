@@ -52,7 +52,7 @@ class _Series:
 
 @dataclass(frozen=True)
 class _Number:
-    """A large number and what it is."""
+    """A large number and its caption."""
 
     value: str
     said: str
@@ -274,7 +274,7 @@ def _origin(entry: Entry, environments: Environments, above: str) -> Origin:
 
 
 def _short_recipe(recipe: Recipe) -> str:
-    """Return the recipe as TOML: what it is about, and the fields that differ from their defaults."""
+    """Return the recipe as TOML: its main fields, and those that differ from their defaults."""
     always = ("data", "model", "method", "sparsity")
     changed = [field.name for field in dataclasses.fields(recipe) if getattr(recipe, field.name) != field.default]
     lines = recipe.to_toml().splitlines()

@@ -83,7 +83,7 @@ class Section:
     title: str
     figures: tuple[Figure, ...]
     choices: tuple[str, ...] = ()
-    """What each alternative is called in the list of x axes."""
+    """Name of each alternative in the list of x axes."""
 
 
 def sections(task: Task) -> list[Section]:

@@ -1,6 +1,6 @@
 """A run folder on disk: its lock, its recipe and result, metrics.jsonl, and errors that say what to do.
 
-Every file is written as a whole or not at all, so a run survives a crash at any moment.
+Every file is written as a whole or not at all, so a run can resume after a crash at any time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIXES = {
     errno.EACCES: "The folder is not writable: choose another one with --out.",
     errno.EROFS: "The file system is read-only: choose another folder with --out.",
 }
-"""What to do about an operating system error that prevents writing a file."""
+"""Advice for operating system errors that prevent writing a file."""
 
 DIVERGED = "diverged.json"
 """File in the folder of a run whose loss or weights became infinite or NaN."""
@@ -105,7 +105,7 @@ def read_inside(path: Path, most: int | None = None) -> bytes:
 
 def _not_inside(path: Path) -> RunFolderError:
     what = "a symbolic link" if path.is_symlink() else "not a regular file"
-    return RunFolderError(f"{path} is {what}. A run folder holds only files of its own: remove it, or copy the file.")
+    return RunFolderError(f"{path} is {what}. A run folder may hold only regular files: remove it, or copy the file.")
 
 
 @contextlib.contextmanager

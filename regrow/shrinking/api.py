@@ -1,4 +1,4 @@
-"""`shrink()` removes pruned filters from a model, and `ShrinkReport` tells what happened to each layer.
+"""`shrink()` removes pruned filters from a model, and `ShrinkReport` lists what happened to each layer.
 
 A pruned filter still has an effect: its batch norm outputs a constant, which the next layers read. `shrink` follows
 every channel through the model, removes channels that are constant or do not affect the output, and folds the constants
@@ -260,7 +260,7 @@ def _functional(model: nn.Module, node: fx.Node) -> Iterable[LayerReport]:
     while path:
         path = path.rpartition(".")[0]  # the parameter may belong to a parametrization of the layer
         if isinstance(module := model.get_submodule(path), LAYERS):
-            yield from _unfollowed(path, module, f"{type(module).__name__} has a forward of its own")
+            yield from _unfollowed(path, module, f"{type(module).__name__} overrides forward")
             return
     weight = operator.attrgetter(str(node.target))(model)
     used = _PRODUCTS & {user.target for user in node.users}

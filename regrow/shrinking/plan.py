@@ -157,7 +157,7 @@ def _spread_needs(flow: Flow, plan: ChannelPlan) -> None:
 
 def _repair(plan: ChannelPlan, layer: Layer, round_to: int) -> bool:
     if not plan.kept(layer.result).any():
-        return False  # nothing reads it: the layer goes as a whole
+        return False  # nothing reads it: the whole layer is removed
     changed = _even_groups(plan, layer)
     changed |= _carry_constants(plan, layer)
     return changed | _round_up(plan, layer, round_to)

@@ -1,4 +1,4 @@
-"""A job is one run of a sweep. Here is the work on it, the interface of executors, and the one for this machine."""
+"""Jobs (one run of a sweep each), the interface of executors, and the executor for this machine."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class JobResult:
 
 @dataclass(frozen=True)
 class Resources:
-    """What each run gets, and where the cluster is."""
+    """Resources of each run, and the address of the cluster."""
 
     cpus: int = 1
     """Processors per run; also its number of threads unless the recipe sets one."""

@@ -71,7 +71,7 @@ def make_sets(
 ) -> Sets:
     """Load the images; each rank sees its part. With `holdout`, the test set is not opened.
 
-    Data of one's own come from the callable that `recipe.data` names, which must be one of `imports`.
+    User data comes from the callable that `recipe.data` names, which must be one of `imports`.
     """
     device = make_device(recipe)
     own = own_data(recipe, imports) if ":" in recipe.data else None
@@ -124,7 +124,7 @@ def make_device(recipe: Recipe) -> torch.device:
 def make_model(recipe: Recipe, info: DatasetInfo | None = None, imports: Collection[str] = ()) -> nn.Module:
     """Build the network for the recipe's data set (or the one in `info`), with the initial weights of `seed`.
 
-    A network of one's own comes from the callable that `recipe.model` names, which must be one of `imports`.
+    A user's network comes from the callable that `recipe.model` names, which must be one of `imports`.
     """
     options = {name: getattr(recipe, name) for name in ("width", "stem_stride", "growth")}
     given = {name: value for name, value in options.items() if value is not None}
@@ -142,7 +142,7 @@ def make_model(recipe: Recipe, info: DatasetInfo | None = None, imports: Collect
 
 
 def _named_model(name: str, info: DatasetInfo, options: Mapping[str, int]) -> models.Network:
-    if not (info.classes and info.size):  # data of one's own
+    if not (info.classes and info.size):  # user data
         missing = "a number of classes (give the data set an attribute `classes`)" if info.size else "square images"
         raise RecipeError(f"model {name!r} needs {missing}, which {info.name!r} does not have: name a --model of yours")
     return models.build(name, classes=info.classes, channels=info.channels, size=info.size, **options)
@@ -175,7 +175,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module, *, kind: str, lr: float) ->
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Return the parameters in two groups, of which that of batch norm has no weight decay."""
+    """Return the parameters in two groups; the group of batch norm has no weight decay."""
     norms = {id(p) for module in model.modules() if isinstance(module, _BatchNorm) for p in module.parameters()}
     return [
         {"params": [p for p in model.parameters() if id(p) not in norms]},
@@ -305,7 +305,7 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
     if recipe.every == "auto" and "every" in known:
         end = round(recipe.ramp_fraction * total) if ramps(method) else None
         period = scaled_period(period, ramp_end=end or None, total_steps=total)
-        if method.every_divides_epoch:  # it must have just pruned when it is evaluated at the end of an epoch
+        if method.every_divides_epoch:  # it is evaluated at the end of an epoch, right after an update
             period = max(each for each in range(1, period + 1) if steps % each == 0)
         facts["every"] = period
     return {name: value for name, value in facts.items() if name in known or name == "every"}

@@ -124,7 +124,7 @@ def _rendezvous() -> tuple[Any, int, int]:
 def parallelize(model: nn.Module, ranks: Ranks, parallel: str, inputs: Tensor) -> nn.Module:
     """Return the module to call in training: `model` in DDP, sharded by FSDP2, or as it is for one process.
 
-    Batch norm uses the part of the batch of its own process, as is usual; the running statistics are those of rank 0.
+    Batch norm uses only this process's part of the batch, as is usual; the running statistics are those of rank 0.
     `inputs` is a batch that the model takes.
     """
     if parallel == "fsdp":

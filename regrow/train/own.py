@@ -197,7 +197,7 @@ class OwnBatches:
 
 
 def own_info(name: str, train: Any, test: Any, example: Tensor) -> DatasetInfo:
-    """Return what is known about data of one's own; 0 stands for an unknown number."""
+    """Return the known properties of user data; 0 stands for an unknown number."""
     square = example.dim() == 4 and example.shape[2] == example.shape[3]
     return DatasetInfo(
         name=name,

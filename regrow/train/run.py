@@ -275,7 +275,7 @@ class _Run:
         return result
 
     def _input(self) -> dict[str, Any]:
-        """Return shape and type of one input of a network of one's own; those of regrow.models know theirs."""
+        """Return shape and type of one input of a user's network; networks of regrow.models store theirs."""
         if not self.recipe.imports:
             return {}
         given = self.trainer.sets.input

@@ -183,7 +183,7 @@ def test_attention_recurrence_and_tied_weights_hide_nothing() -> None:
     assert counted.parameters == sum(p.numel() for p in Tokens().parameters())
 
 
-def test_parameters_that_share_one_storage_are_told_apart() -> None:
+def test_parameters_that_share_one_storage_are_distinguished() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     flat = torch.randn(4 * 3 + 3 * 2)
     model[0].weight.data = flat[:12].view(3, 4)

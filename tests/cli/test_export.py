@@ -73,7 +73,7 @@ def test_a_c_file_says_what_it_needs_and_checks_itself(run, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
-def test_a_webassembly_module_is_a_folder_that_knows_how_the_run_normalized_its_images(run, tmp_path):
+def test_an_exported_webassembly_module_stores_the_normalization_of_the_run(run, tmp_path):
     done = cli("export", run, "--to", "wasm", "--weights", "fp16", "--out", tmp_path / "web")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in (tmp_path / "web").iterdir()) == [

@@ -94,7 +94,7 @@ class StdConv(nn.Conv2d):
 
 
 def test_a_layer_that_may_compute_its_weight_is_warned_about():
-    with pytest.warns(UserWarning, match=r"0 \(StdConv, 2 in all\) has a forward of its own.*weight standardization"):
+    with pytest.warns(UserWarning, match=r"0 \(StdConv, 2 in all\) overrides forward.*weight standardization"):
         find_targets(nn.Sequential(StdConv(3, 8, 3), nn.ReLU(), StdConv(8, 8, 3)))
 
 

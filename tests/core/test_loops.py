@@ -219,7 +219,7 @@ def test_activation_checkpointing_recomputes_at_the_pruned_weights():
     assert train(model, optimizer, batches(6)) == train(plain, other, batches(6))
 
 
-def test_after_an_exception_inside_step_the_pruner_knows_which_weights_the_model_holds():
+def test_the_pruner_tracks_which_weights_the_model_holds_after_an_exception_inside_step():
     model = small_cnn()
     optimizer = sgd(model)
     pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=2)
@@ -285,7 +285,7 @@ def test_nan_in_the_last_layer_leaves_the_masks_of_the_first_ones_as_they_were(m
     assert (pruner.requested, pruner.flips) == told
 
 
-def test_pruned_weights_loaded_after_attaching_are_adopted_quietly():
+def test_pruned_weights_loaded_after_attaching_are_used_without_a_warning():
     model = small_cnn()
     optimizer = sgd(model)
     pruner = regrow.DPF(model, optimizer, sparsity=0.5, every=1000)

@@ -133,7 +133,7 @@ MISTAKES = {
         r"the optimizer's state was loaded, but not that of the DPF.*pruner\.load_state_dict",
     ),
     "training the dense weights": (lambda _: trained_while_dense(), r"inside `with pruner\.dense\(\):`"),
-    "saving before the end": (saved_too_early, r"not as sparse as asked for: DPF is at step 1.*ends at 90\.0%"),
+    "saving before the end": (saved_too_early, r"has not reached its final sparsity: DPF is at step 1.*ends at 90\.0%"),
 }
 
 

@@ -137,7 +137,7 @@ GROUPED = [(4, 4, 4), (8, 8, 2), (6, 12, 3), (8, 4, 4)]  # inputs, outputs, grou
 
 @pytest.mark.parametrize(("inputs", "outputs", "groups"), GROUPED)
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
-def test_each_group_of_a_transposed_convolution_has_filters_of_its_own(inputs, outputs, groups, dimensions):
+def test_each_group_of_a_transposed_convolution_has_its_own_filters(inputs, outputs, groups, dimensions):
     torch.manual_seed(0)
     layer = getattr(nn, f"ConvTranspose{dimensions}d")(inputs, outputs, 2, groups=groups, bias=False)
     x, rest = torch.randn(2, inputs, *[3] * dimensions), (0, *range(2, 2 + dimensions))

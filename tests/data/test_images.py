@@ -119,7 +119,7 @@ def test_a_data_directory_that_does_not_exist_is_named(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_data_set_in_the_table_knows_its_own_name(name):
+def test_every_data_set_in_the_table_has_its_own_name(name):
     assert info(name).name == name
 
 

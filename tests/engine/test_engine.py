@@ -226,7 +226,7 @@ def test_a_model_that_decides_by_its_input_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(UnsupportedOperationError, match="Deciding decides by the values of a tensor"):
+    with pytest.raises(UnsupportedOperationError, match="Deciding chooses its operations by the values of a tensor"):
         regrow.compile(Deciding(), torch.randn(1, 3, 8, 8), tune=False)
 
 

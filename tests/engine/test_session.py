@@ -38,7 +38,7 @@ sys.exit(0 if same else 1)
 
 @pytest.mark.parametrize("calls", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["calls", "exits"])
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_forked_process_has_memory_and_threads_of_its_own(threads: int, calls: bool) -> None:
+def test_a_forked_process_has_its_own_memory_and_threads(threads: int, calls: bool) -> None:
     script = FORK.replace("THREADS", str(threads)).replace("CALLS", str(calls))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -29,7 +29,7 @@ def test_every_convolution_gets_a_tile_of_its_own_family() -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [(1.0, 2.0), (2.0, 1.0)])
-def test_a_busy_moment_does_not_decide_what_is_faster(
+def test_a_short_disturbance_does_not_decide_which_is_faster(
     one: float, other: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tune, "EXTRA_SECONDS", -1.0)
@@ -45,12 +45,12 @@ def test_a_machine_that_is_busy_for_long_gets_further_rounds() -> None:
     assert next(mine, None) is None  # all rounds were needed
 
 
-def test_one_lucky_moment_does_not_decide_what_is_faster() -> None:
+def test_a_single_low_time_does_not_decide_which_is_faster() -> None:
     theirs = iter([1.9 if turn == 3 else 3.0 for turn in range(TURNS)])
     assert tune.faster(lambda: 2.0, theirs.__next__)
 
 
-def test_one_lucky_moment_does_not_make_a_tile_the_fastest() -> None:
+def test_a_single_low_time_does_not_make_a_tile_the_fastest() -> None:
     steady, lucky = Tile(1, 1, 1), Tile(1, 1, 2)
     assert ranked({lucky: [0.1, 3.0, 3.0], steady: [2.0, 2.0, 2.0]}) == [steady, lucky]
 

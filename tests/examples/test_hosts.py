@@ -247,7 +247,7 @@ def test_a_packed_pretrained_folder_runs_no_code_and_its_errors_name_the_problem
         from_pretrained(tmp_path)
 
 
-def test_a_lightning_callback_prunes_a_module_that_knows_nothing_of_it(tmp_path):
+def test_a_lightning_callback_prunes_an_unchanged_module(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch", reason=REASON)
     from lightning.pytorch.loggers import CSVLogger
 

@@ -53,16 +53,16 @@ def test_the_help_of_the_command_lists_formats_suffixes_and_options() -> None:
 
 
 @pytest.mark.parametrize("write", [export.onnx, export.c, export.program, export.wasm])
-def test_an_export_says_that_the_model_is_not_as_sparse_as_asked_for(write, tmp_path):
+def test_an_export_warns_that_the_model_has_not_reached_its_final_sparsity(write, tmp_path):
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pruner = regrow.DPF(model, optimizer, sparsity=regrow.Cubic(0.9, end=100))
-    with pytest.warns(UserWarning, match=r"not as sparse as asked for: DPF is at step 0 .* ends at 90\.0%"):
+    with pytest.warns(UserWarning, match=r"has not reached its final sparsity: DPF is at step 0 .* ends at 90\.0%"):
         write(model, torch.ones(1, 8), tmp_path / ("model.c" if write is export.c else "model"))
     pruner.detach()
 
 
 @pytest.mark.parametrize("to", ["c", "wasm", "onnx", "program"])
-def test_what_is_not_a_model_is_named(to, tmp_path):
+def test_an_argument_that_is_not_a_model_is_named(to, tmp_path):
     with pytest.raises(TypeError, match=r"model must be .*Module"):
         getattr(export, to)(nn.Linear(2, 2).state_dict(), torch.zeros(1, 2), tmp_path / f"x.{to}")

@@ -212,7 +212,7 @@ def test_any_bytes_in_place_of_a_recipe_are_refused_with_the_name_of_the_file(tm
         ("a." * 50_000 + "b = 1", "the limit is 65,536 bytes"),
     ],
 )
-def test_a_recipe_that_wants_to_exhaust_the_reader_is_refused(tmp_path, content, message):
+def test_a_recipe_that_would_exhaust_the_reader_is_refused(tmp_path, content, message):
     (tmp_path / "recipe.toml").write_text(content)
     with pytest.raises(RecipeError, match=message):
         read_recipe(tmp_path)

@@ -130,7 +130,7 @@ def foreign_run(folder, **fields):
     [
         ({"model": "resnet6000002"}, "resnet6000002"),
         ({"model": "resnet20", "width": 4096}, "parameters"),
-        ({"model": "os:system"}, "uses code of its own"),
+        ({"model": "os:system"}, "needs code that is imported only if you name it"),
         ({"threads": 10**6}, "threads must be at most"),
     ],
 )

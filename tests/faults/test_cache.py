@@ -182,7 +182,7 @@ def test_other_users_use_the_files_of_root_in_a_shared_cache():
 @pytest.mark.parametrize(
     "content", ["[" * 100_000, '{"mode": 0, "tiles": [[Infinity]]}', '{"mode": [], "tiles": []}', "\udcff", "1" * 5000]
 )
-def test_a_measurement_that_is_not_one_is_ignored(tmp_path, content):
+def test_an_invalid_measurement_is_ignored(tmp_path, content):
     path = tmp_path / "kernels" / "tiles.json"
     assert remember(path, content.encode(errors="surrogateescape"))
     assert tune._read(path, []) is None

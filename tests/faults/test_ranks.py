@@ -125,7 +125,7 @@ def attach_late():
     regrow.DPF(model, sgd(model), **SAME)
 
 
-def test_a_rank_that_is_late_is_waited_for():
+def test_ranks_wait_for_a_late_rank():
     run_together(2, in_group, attach_late)
 
 

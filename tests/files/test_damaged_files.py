@@ -123,7 +123,7 @@ def shapes(index: list[Any]) -> list[list[int]]:
 
 @given(data=st.data(), dtype=st.sampled_from(["fp32", "fp16", "int8"]))
 @settings(max_examples=300, deadline=None)
-def test_an_index_that_lies_is_refused_or_gives_the_shapes_that_it_says(data, dtype, tmp_path_factory):
+def test_a_forged_index_is_refused_or_gives_the_shapes_in_it(data, dtype, tmp_path_factory):
     path = tmp_path_factory.mktemp("pack") / "x.regrow"
     words, index, codes = opened(packed(dtype))
     place = index

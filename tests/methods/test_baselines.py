@@ -469,7 +469,7 @@ def test_updates_of_dns_become_rare_as_the_paper_says():
         ),
         ("DSD", {"sparsity": 0.9, "total_steps": 9, "switches": (0.1,)}, ValueError, "must be two fractions, got 1"),
         ("GraNet", {"sparsity": 0.9}, ValueError, r"GraNet needs total_steps=.*epochs \* len\(loader\)"),
-        ("GraNet", {"sparsity": regrow.Cubic(0.9, end=5), "total_steps": 9}, TypeError, "GraNet has a ramp of its own"),
+        ("GraNet", {"sparsity": regrow.Cubic(0.9, end=5), "total_steps": 9}, TypeError, "GraNet has its own ramp"),
         (
             "GraNet",
             {"sparsity": 0.4, "total_steps": 9},

@@ -59,7 +59,7 @@ def test_the_architecture_survives_deepcopy_and_stays_out_of_the_state_dict() ->
     build("small", channels=1, size=8).load_state_dict(torch.load(buffer, weights_only=True))
 
 
-def test_the_architecture_is_frozen_and_knows_the_input_shape() -> None:
+def test_the_architecture_is_frozen_and_has_the_input_shape() -> None:
     architecture = build("small", channels=1, size=8).architecture
     assert architecture.input_shape == (1, 8, 8)
     with pytest.raises(dataclasses.FrozenInstanceError):

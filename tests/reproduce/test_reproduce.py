@@ -67,7 +67,7 @@ def test_only_missing_runs_are_trained(out):
     assert finished(out).keys() == before.keys()
 
 
-def test_a_mask_trained_again_keeps_its_zeros_and_begins_with_the_weights_asked_for(out):
+def test_a_retrained_mask_keeps_its_zeros_and_starts_from_the_requested_weights(out):
     rows = json.loads((out / "smoke" / "lottery.json").read_text())
     again = [row for row in rows if row["from"] in ("own weights", "fresh weights")]
     runs = [json.loads(path.read_text()) for path in (out / "smoke" / "runs").glob("*-fixed*/result.json")]

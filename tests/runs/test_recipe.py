@@ -79,7 +79,7 @@ def test_options_that_were_added_later_count_only_when_they_are_set():
     assert recipe.changed(norm_decay=False).key() != recipe.key()
 
 
-def test_weight_decay_spares_batch_norm_if_asked_to():
+def test_weight_decay_can_leave_out_batch_norm():
     for kind in ("sgd", "adam"):
         recipe = Recipe(weight_decay=0.01, norm_decay=False)
         model = make_model(recipe)

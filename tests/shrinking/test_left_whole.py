@@ -42,14 +42,14 @@ def pruned(model):
 @pytest.mark.parametrize(
     ("model", "names", "reason"),
     [
-        (nn.Sequential(Same(3, 16, 2), nn.ReLU(), Same(16, 16, 2)), ["0", "2"], "Same has a forward of its own"),
-        (nn.Sequential(Standardized(3, 16, 2)), ["0"], "Standardized has a forward of its own"),
+        (nn.Sequential(Same(3, 16, 2), nn.ReLU(), Same(16, 16, 2)), ["0", "2"], "Same overrides forward"),
+        (nn.Sequential(Standardized(3, 16, 2)), ["0"], "Standardized overrides forward"),
         (nn.Sequential(Functional(), nn.ReLU(), nn.Conv2d(16, 4, 1)), ["0.kernel"], "passed to a function"),
-        (nn.Sequential(Same(3, 8, 2), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)), ["0"], "Same has a forward of its own"),
+        (nn.Sequential(Same(3, 8, 2), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)), ["0"], "Same overrides forward"),
         (
             nn.Sequential(nn.Conv2d(3, 16, 2), nn.ConstantPad2d(1, 0.5), nn.Conv2d(16, 4, 2)),
             ["0"],
-            r"'1' puts 0\.5 around it",
+            r"'1' pads it with 0\.5",
         ),
     ],
     ids=["own forward", "standardized", "functional", "among others", "padded"],
@@ -81,7 +81,7 @@ def test_a_border_of_average_pooling_is_named_as_well():
     model = nn.Sequential(nn.Conv2d(3, 16, 2), nn.AvgPool2d(3, padding=1), nn.Conv2d(16, 4, 2)).eval()
     with torch.no_grad():
         model[0].weight[::2] = 0  # the biases are constants other than zero
-    with pytest.warns(UserWarning, match="'1' puts 0 around it"):
+    with pytest.warns(UserWarning, match="'1' pads it with 0"):
         regrow.shrink(model, X)
 
 
@@ -97,7 +97,7 @@ def test_layers_without_pruned_filters_and_zeros_in_zeros_need_no_warning():
 
 def test_a_warning_about_many_layers_names_three_of_each_reason():
     model = pruned(nn.Sequential(*(Same(16 if number else 3, 16, 2) for number in range(6))))
-    with pytest.warns(UserWarning, match="in 6 layers: 0, 1, 2 and 3 more: Same has a forward of its own$"):
+    with pytest.warns(UserWarning, match="in 6 layers: 0, 1, 2 and 3 more: Same overrides forward$"):
         regrow.shrink(model, X)
 
 

@@ -54,7 +54,7 @@ def residual_network(channels: int = 12, *, seed: int = 0) -> nn.Sequential:
 IMAGES = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.filterwarnings("ignore:.*puts 0 around it")  # average pooling with padding
+@pytest.mark.filterwarnings("ignore:.*pads it with 0")  # average pooling with padding
 @settings(max_examples=120, deadline=None)
 @given(
     model=networks(),
@@ -69,7 +69,7 @@ def test_a_network_with_pruned_filters_has_the_same_outputs_after_shrinking(mode
     assert difference(model, small, IMAGES.double()) < 1e-9
 
 
-@pytest.mark.filterwarnings("ignore:.*puts 0 around it")  # average pooling with padding
+@pytest.mark.filterwarnings("ignore:.*pads it with 0")  # average pooling with padding
 @settings(max_examples=60, deadline=None)
 @given(model=networks(), sparsity=st.sampled_from((0.7, 0.9, 0.97)), seed=st.integers(0, 99))
 def test_a_network_with_pruned_weights_has_the_same_outputs_after_shrinking(model, sparsity, seed):

@@ -93,7 +93,7 @@ def test_the_command_prints_how_to_resume_and_does_so(tmp_path):
     assert f"(step {before:,})" in resumed
 
 
-def test_a_second_process_is_told_which_process_uses_the_folder(tmp_path):
+def test_the_error_of_a_second_process_names_the_first(tmp_path):
     in_use = rf"is in use by process {os.getpid()} \(since \d\d:\d\d\)"
     with locked(tmp_path), pytest.raises(RunFolderError, match=in_use):
         run(RECIPE, tmp_path)

@@ -76,7 +76,7 @@ def asking(step):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_all_processes_stop_when_one_is_asked_to_and_resume_bit_for_bit(tmp_path, size):
+def test_all_processes_stop_with_one_and_resume_bit_identically(tmp_path, size):
     run_together(size, train_all, {"whole": QUICK}, tmp_path)
     run_together(size, stop_in_between, QUICK, tmp_path / "parts", [1, 30, 50])
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")

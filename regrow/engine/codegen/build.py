@@ -42,7 +42,7 @@ from regrow.system import (
 COMPILERS = ("gcc", "clang", "cc")
 
 MOST_UNITS, LEAST_KERNELS = 4, 4
-"""Most compilers that share a build, and fewest kernels for each: all of them read the headers first."""
+"""Maximum number of parallel compilers, and minimum number of kernels for each: each one parses the headers first."""
 
 
 # Start of the names of temporary folders in which kernels are built.
@@ -140,7 +140,7 @@ def find_compiler() -> tuple[str, ...]:
         return _named_compiler(named)
     zig = [(sys.executable, "-m", "ziglang", "cc")] if find_spec("ziglang") is not None else []
     others = [(found,) for found in map(shutil.which, COMPILERS) if found is not None]
-    # clang on Windows is often one for Microsoft's C library, which has no threads of POSIX.
+    # clang on Windows often targets Microsoft's C library, which has no POSIX threads.
     for compiler in (*zig, *others) if sys.platform == "win32" else (*others, *zig):
         return compiler
     raise NoCompilerError(f"no C compiler found (looked for {', '.join(COMPILERS)} and the package ziglang).")
@@ -160,7 +160,7 @@ def _named_compiler(command: str) -> tuple[str, ...]:
 
 
 def flags_for(lanes: int | None) -> tuple[str, ...]:
-    """Return the options for this machine; `lanes` asks for narrower vectors than it has."""
+    """Return the options for this machine; `lanes` selects narrower vectors than it has."""
     machine = platform.machine().lower()
     native_flag = "-march=native" if machine in ("x86_64", "amd64", "i686") else "-mcpu=native"
     narrower = {8: ("-mno-avx512f",), 4: ("-mno-avx512f", "-mno-avx2", "-mno-avx", "-mno-fma")}.get(lanes or 0, ())
@@ -221,7 +221,7 @@ class KernelLibrary:
 
 
 def load_library(*, lanes: int | None = None) -> KernelLibrary:
-    """Load the kernels for this machine, from the cache if possible; `lanes` asks for narrower vectors than it has.
+    """Load the kernels for this machine, from the cache if possible; `lanes` selects narrower vectors than it has.
 
     Without a compiler, kernels in the cache from any compiler are used.
     """

@@ -26,7 +26,7 @@ from regrow.engine.plan.lower import Plan
 from regrow.engine.plan.tiles import Shape, Tile, shapes_of
 
 MOST_SIDES = 8
-"""Most rows and columns of a halo with a kernel of its own; with more, the copies themselves take the time."""
+"""Maximum number of rows and columns of a halo with a specialized kernel; above it, the copies dominate the time."""
 
 _ADDRESSES = (
     "entries",
@@ -105,13 +105,13 @@ def _variant(conv: Any, edges: Iterable[str]) -> str:
 
 
 def _remaining(conv: Any) -> set[Shape]:
-    """Return the general kernels for the few rows and columns that tiles leave over."""
+    """Return the general kernels for the remaining rows and columns that do not fill a tile."""
     tile = Tile(conv.tile_channels, conv.tile_rows, conv.tile_cols)
     return set() if _divides(conv) else set(shapes_of(tile, conv.stride_cols))
 
 
 def _divides(conv: Any) -> bool:
-    """Whether tiles leave nothing over, neither of the region nor of a band."""
+    """Whether tiles cover the region, and every band, without a remainder."""
     return not (conv.rows % conv.tile_rows or conv.band % conv.tile_rows or conv.cols % conv.tile_cols)
 
 

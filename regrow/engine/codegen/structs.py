@@ -1,4 +1,4 @@
-"""One description of each struct, from which come the ctypes class, its declaration in plan.h and C initializers.
+"""Describes each struct once, and generates the ctypes class, the declaration in plan.h and C initializers from it.
 
 A description maps field names to field types. Operations describe theirs in `regrow.engine.ops`; structs that
 belong to no single operation are here.
@@ -72,7 +72,7 @@ HaloRows = struct_of(
         **dict.fromkeys(("above", "below", "left", "right", "channels", "rows", "cols"), I32),
     },
 )
-"""An image whose slices need rows of each other: halo_exchange.c."""
+"""An image whose slices exchange rows: halo_exchange.c."""
 
 Exchange = struct_of(
     "exchange",
@@ -115,7 +115,7 @@ ENTRIES = {
     16: struct_of("entry", {"offset": U16, "value": U16}),
     8: struct_of("entry", {"offset": U16, "value": I8}, packed=True),
 }
-"""A non-zero weight: where the pixel lies that it multiplies, and its value.
+"""A non-zero weight: the offset of the pixel that it multiplies, and its value.
 
 By WEIGHT_BITS. The offset is in bytes for 32 bits, else in vectors (for features: in floats).
 """

@@ -1,4 +1,4 @@
-"""Simplifies a graph without changing what it computes: fewer passes over memory are most of the speed.
+"""Simplifies a graph without changing what it computes: most of the speedup comes from fewer passes over memory.
 
 `fuse` visits the nodes in running order. A node disappears into the one that computed its operand where possible: batch
 norms go into weights, activations and residual sums into the last step of a convolution, and the batch norm and ReLU of
@@ -44,7 +44,7 @@ class _Sweep:
         self.made: dict[Value, Node] = {}
 
     def nodes(self) -> tuple[Node, ...]:
-        """Return them in running order, each once (second outputs have an entry of their own)."""
+        """Return them in running order, each once (second outputs have their own entry)."""
         return tuple(node for value, node in self.made.items() if value is node.out)
 
     def take(self, node: Node) -> None:
@@ -58,7 +58,7 @@ class _Sweep:
         return self.uses[value] == 1
 
     def absorb(self, old: Value, node: Node) -> None:
-        """Replace the node that computes `old` by `node`, at the end: it may read values that are computed only now."""
+        """Replace the node that computes `old` by `node`, at the end: it may read values computed after `old`."""
         del self.made[old]
         self.made[node.out] = node
 

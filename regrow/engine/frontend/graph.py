@@ -58,7 +58,7 @@ class Node:
     out: Value
 
     placeable: ClassVar[bool] = True
-    """Whether `out` can be written into a part of a larger buffer, where a concatenation wants it."""
+    """Whether `out` can be written directly into the larger buffer of a concatenation."""
     on_features: ClassVar[bool] = False
     """Whether it runs on feature vectors, so that one thread can finish a network whose rows were split."""
 
@@ -100,7 +100,7 @@ class Node:
         return False
 
     def splits_by_rows(self) -> bool:
-        """Whether rows of the output follow from the same fraction of the input's rows, and a halo."""
+        """Whether a slice of the output's rows can be computed from the same slice of the input's rows and a halo."""
         return False
 
 

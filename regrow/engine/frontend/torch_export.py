@@ -35,7 +35,7 @@ def capture(model: nn.Module, example: torch.Tensor) -> Graph:
             program = torch.export.export(model, (example,), strict=False)
         except GuardOnDataDependentSymNode as error:
             raise UnsupportedOperationError(
-                f"{type(model).__name__} decides by the values of a tensor what to compute (in an `if`, a loop or an "
+                f"{type(model).__name__} chooses its operations by the values of a tensor (in an `if`, a loop or an "
                 "index); the engine runs models that always compute the same operations."
             ) from error
     if not program.call_spec.out_spec.is_leaf():

@@ -181,7 +181,7 @@ class NodeStep(Step):
 
     @property
     def macs(self) -> int:
-        """Those of its node."""
+        """The multiply-accumulates of its node."""
         return self.node.macs
 
     def call(self, lowering: Lowering) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class NodeStep(Step):
 
 
 class KernelStep(Step):
-    """Base class of steps with a kernel of their own, which several nodes use."""
+    """Base class of steps whose kernel several nodes use."""
 
     struct: ClassVar[Fields]
     own_kernel: ClassVar[Kernel]

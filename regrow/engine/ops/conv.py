@@ -100,7 +100,7 @@ class Conv(WeightedNode):
         return kept if self.second_output is None else (*kept, self.second_output.reference(y))
 
     def never_negative(self, value: Value) -> bool:
-        """As the activation says."""
+        """Whether the activation returns no negative values."""
         second = self.second_output
         return (
             second.never_negative(value)
@@ -109,7 +109,7 @@ class Conv(WeightedNode):
         )
 
     def splits_by_rows(self) -> bool:
-        """Rows can be split if the stride divides them."""
+        """Whether the stride divides the rows."""
         return self.out.pixels > 1 and self.x.size[0] == self.stride[0] * self.out.size[0]
 
     def schedule(self, plan: Scheduler) -> None:
@@ -187,12 +187,12 @@ class ConvStep(KernelStep):
 
     @property
     def overwritable(self) -> tuple[Buffer, ...]:
-        """The residual, unless the windows read it, too."""
+        """The residual, unless the windows read it as well."""
         return () if self.residual is None or self.residual.whole is self.x.whole else (self.residual,)
 
     @property
     def macs(self) -> int:
-        """Those of its node."""
+        """The multiply-accumulates of its node."""
         return self.node.macs
 
     def call(self, lowering: Lowering) -> dict[str, Any]:

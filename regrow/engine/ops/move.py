@@ -1,4 +1,4 @@
-"""Copies between memory layouts, and the halos around regions. The scheduler inserts them; no node stands for them."""
+"""Copies between memory layouts, and the halos around regions. Inserted by the scheduler; not nodes of the graph."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GatherStep(KernelStep):
         "from_pitch": I32,  # floats from channel to channel
         "to_pitch": I32,
         "run_count": I32,
-        "tables": I32,  # more than one: one for each slice of the rows, without runs
+        "tables": I32,  # if more than one: one for each slice of the rows, without runs
         "fill": F32,
     }
 

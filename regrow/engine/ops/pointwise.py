@@ -66,11 +66,11 @@ class Affine(Unary):
         return self.activation(x)
 
     def never_negative(self, value: Value) -> bool:
-        """As the activation says."""
+        """Whether the activation returns no negative values."""
         return self.activation.never_negative
 
     def splits_by_rows(self) -> bool:
-        """Every pixel is computed by itself."""
+        """Rows can always be split: every pixel is computed independently."""
         return True
 
     def schedule(self, plan: Scheduler) -> None:
@@ -100,11 +100,11 @@ class Binary(Node):
         return self.activation(a + b if self.op == "add" else a * b)
 
     def never_negative(self, value: Value) -> bool:
-        """As the activation says."""
+        """Whether the activation returns no negative values."""
         return self.activation.never_negative
 
     def splits_by_rows(self) -> bool:
-        """Every pixel is computed by itself, unless `b` is broadcast."""
+        """Whether `b` is not broadcast: then every pixel is computed independently."""
         return self.a.shape == self.b.shape
 
     def schedule(self, plan: Scheduler) -> None:

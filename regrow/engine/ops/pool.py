@@ -85,7 +85,7 @@ class Pool(Unary, KernelNode):
         return self.out.pixels > 1 and self.x.size[0] == self.stride[0] * self.out.size[0]
 
     def schedule(self, plan: Scheduler) -> None:
-        """Append one step; a maximum over single pixels that are copied anyway is that copy."""
+        """Append one step; a maximum over single pixels is done by the copy, if the input must be copied anyway."""
         out = plan.new_planes(self.out)
         if self.op == "max" and plan.strides_while_copying(self):
             plan.keep(self.out, plan.copy(plan.first_version(self.x), out, self, step=self.stride))

@@ -30,13 +30,13 @@ Result = TypeVar("Result")
 
 
 class Memo:
-    """Remembers the results of functions: plans of the same layers with other tiles have most of them in common."""
+    """Caches the results of functions, most of which are the same in plans that differ only in their tiles."""
 
     def __init__(self) -> None:
         self._results: dict[Hashable, Any] = {}
 
     def __call__(self, function: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs) -> Result:
-        """Call the function, unless it was called with the same arguments before."""
+        """Return the cached result for the same arguments, or call the function."""
         key = (function, args, tuple(kwargs.items()))
         if key not in self._results:
             self._results[key] = function(*args, **kwargs)
@@ -109,7 +109,7 @@ class Lowering:
         return structs.Planes(at, planes.pitch * self.vector, planes.row_pitch * self.vector)
 
     def windows(self, buffer: Buffer, padding: tuple[int, int]) -> Any:
-        """Return `struct planes` of a buffer from where the first window starts."""
+        """Return `struct planes` of a buffer, starting at the first pixel of the first window."""
         operand = self.planes(buffer)
         operand.at -= padding[0] * operand.row + padding[1] * self.vector
         return operand

@@ -102,7 +102,7 @@ class Scheduler:
         return _buffer(value, self._home_planes(value) if value.pixels > 1 else None)
 
     def new_planes(self, value: Value) -> Buffer:
-        """Return the same for a kernel that writes planes even of a single pixel."""
+        """Return the buffer for a kernel that writes planes even if there is a single pixel."""
         home = self.home(value)
         return home if home.planes is not None else _buffer(value, PlaneLayout(*value.size, self.grids[value.size]))
 
@@ -113,7 +113,7 @@ class Scheduler:
     # ---- where a node reads
 
     def flat(self, value: Value, node: Node) -> Buffer:
-        """Return a value as plain floats, perhaps the caller's; `node` is charged for the copy if one is needed."""
+        """Return a value as plain floats, perhaps the caller's. A copy, if needed, counts as a step of `node`."""
         for _, buffer in self.versions[value]:
             if buffer.planes is None:
                 return buffer
@@ -157,7 +157,7 @@ class Scheduler:
     # ---- steps
 
     def append(self, step: Step) -> None:
-        """Append a step and nothing else."""
+        """Append a step without filling halos."""
         self.steps.append(step)
 
     def emit(self, step: Step) -> None:

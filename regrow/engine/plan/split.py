@@ -4,9 +4,9 @@ A band computes a few rows of several convolutions, so that large images do not 
 convolution of any kind, and 1 x 1 convolutions after it, which need no pixels but those just written. In a ResNet that
 is the 3 x 3 convolution of a bottleneck, the wide layer after it and the narrow one of the next bottleneck.
 
-A slice is an image itself: with the halo rows that windows reach, every layer computes the slice of its output. Threads
-then read what they wrote themselves, in their own core's cache, and exchange a row or two after each layer. Without
-slices, a second thread gains little on a small network.
+A slice is treated as an image: with the halo rows that its windows read, every layer computes the same slice of its
+output. Each thread then reads data that it wrote itself, from its core's cache, and threads exchange a row or two after
+each layer. Without slices, a second thread gains little on a small network.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from regrow.engine.plan.lower import Lowering
 
 LARGE_CHAIN = 4 << 20
-"""Bytes that several convolutions read and write above which they are far too large for the second-level cache."""
+"""Bytes that a chain of convolutions must read and write to be computed in bands: far more than the L2 cache."""
 
 BAND = 1 << 20
-"""Most bytes of these for one band."""
+"""Maximum number of these bytes per band."""
 
 MOST_WASTE = 1.5
-"""Computed pixels per pixel of the image above which rows are not split: most lanes would hold nothing."""
+"""Maximum ratio of computed pixels to image pixels; above it, rows are not split, because many lanes would be empty."""
 
 
 # ---- bands
@@ -67,7 +67,7 @@ def _chains(steps: Iterable[Step]) -> Iterator[list[Step]]:
 
 
 def _follows(step: Step, first: Step) -> bool:
-    """Whether `step` needs no rows of the outputs of the chain but those of its own band."""
+    """Whether `step` reads only rows of its own band from the outputs of the chain."""
     if not isinstance(step, ConvStep) or not isinstance(first, ConvStep):
         return False
     planes, others = step.writes[0].planes, first.writes[0].planes
@@ -93,8 +93,9 @@ def _band(chain: list[Step], lanes: int) -> int:
 def slice_schedule(graph: Graph, lanes: int, slices: int) -> Schedule | None:
     """Schedule one of several slices of the rows, or return None if the network cannot be split evenly.
 
-    Every image must have as many rows as its input, divided by the stride, and a mean must end them: one thread
-    computes the rest. Images whose rows are exchanged must be wide enough for one row of regions.
+    The rows of every image must be those of its input divided by the stride, and a global mean must follow the last
+    image: one thread computes the layers after it. Images whose rows are exchanged must be wide enough for one row of
+    regions.
     """
     if not _divisible(graph, slices):
         return None

@@ -37,7 +37,7 @@ class Buffer:
 
     @property
     def whole(self) -> Buffer:
-        """The buffer with its own place in the arena that this one is, or is a part of."""
+        """The buffer that is allocated in the arena: this one, or the one that it is a part of."""
         return self.root or self
 
     def index(self, y: IntArray, x: IntArray) -> IntArray:

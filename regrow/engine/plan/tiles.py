@@ -65,7 +65,7 @@ SHAPES: tuple[Shape, ...] = tuple(
     for rows, columns in by_rows.items()
     for cols in columns
 )
-"""All kernels that are built. A tile also needs those of one row and of one column, for the rest at the edges."""
+"""All kernels that are built. A tile also needs those of one row and of one column, for the remainder at the edges."""
 
 
 def shapes_of(tile: Tile, stride_cols: int) -> list[Shape]:
@@ -109,7 +109,7 @@ class TileProblem:
 
     @property
     def family(self) -> TileProblem:
-        """The problem with a rounded number of weights: layers of one family are tuned together."""
+        """The same problem with a rounded number of weights, so that similar layers are tuned together."""
         rounded = round(math.log(max(1.0, self.nonzeros_per_output), 1.25))
         return replace(self, nonzeros_per_output=1.25**rounded)
 
@@ -216,7 +216,7 @@ def _out_planes(step: ConvStep) -> PlaneLayout:
 
 
 def region_of(step: ConvStep) -> tuple[int, int]:
-    """Return rows and columns of the output's region; one long row if rows need not be told apart."""
+    """Return rows and columns of the output's region; one long row if row boundaries do not matter."""
     node, grid = step.node, _out_planes(step).grid
     pointwise = not step.band and node.kernel == (1, 1) and step.stride == (1, 1) and node.padding == (0, 0)
     plain = all(b.planes is not None and not b.planes.halo for b in (*step.reads, *step.writes))

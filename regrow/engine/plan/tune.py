@@ -32,10 +32,10 @@ REMATCHES = 6
 """How often they are measured again."""
 
 TURNS = 15
-"""Fewest rounds in which two ways to use threads are compared."""
+"""Minimum number of rounds in which two ways to use threads are compared."""
 
 EXTRA_SECONDS = 3.0
-"""Longest time for further rounds, until all cores are free at the same time."""
+"""Maximum time for additional rounds while some cores are busy."""
 
 SECONDS = 20.0
 """Processor time after which measuring stops."""
@@ -49,12 +49,12 @@ Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 Timer = Callable[[], float]
 
 _INVALID = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
-"""Errors of reading a cached result that is not what was written."""
+"""Errors that reading a damaged cached result may raise."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The result: the fastest tile for each convolution, and what threads do with single images."""
+    """The result: the fastest tile for each convolution, and how threads split single images."""
 
     tiles: tuple[Tile, ...]
     mode: ThreadMode = ThreadMode.PER_IMAGE
@@ -63,7 +63,7 @@ class Tuning:
 def tuned(schedule: Schedule, library: KernelLibrary, shapes: Shapes, *, threads: int = 1) -> Tuning:
     """Return the fastest way to run each layer, from the cache or measured now.
 
-    Several threads use the tiles that are fastest for one: measured together, each waits for the one that is disturbed.
+    Several threads use the tiles that are fastest for one: measured together, all would wait for an interrupted thread.
     """
     problems = [problem_of(step, schedule.lanes, threads) for step in conv_steps(schedule)]
     path = kernel_folder() / f"tiles-{_key(threads, library.key, problems)}.json"
@@ -106,7 +106,7 @@ def ranked(taken: Mapping[Tile, Sequence[float]]) -> list[Tile]:
 def assign(
     offers: Sequence[Sequence[Tile]], families: Sequence[Sequence[int]], turn: int = 0, match: int = 0
 ) -> tuple[Tile, ...]:
-    """Return one tile per convolution, from the offers of its family; another `match` gives them to other members."""
+    """Return one tile per convolution from the `offers` of its family; `match` rotates them among the members."""
     tiles = {
         number: offer[(turn * len(members) + place + match) % len(offer)]
         for members, offer in zip(families, offers, strict=True)
@@ -143,7 +143,7 @@ class _Tuner:
         finalists = [ranked(taken)[:FINALISTS] for taken in self.taken]
         for match in range(REMATCHES):
             self.measure(finalists, SECONDS, match)
-        # A tile that was measured only once may have been lucky.
+        # A single measurement may be too low by chance.
         known = [{tile: taken[tile] for tile in own} for own, taken in zip(finalists, self.taken, strict=True)]
         return assign([ranked(taken)[:1] for taken in known], self.families)
 
@@ -207,7 +207,7 @@ def _timers(one: NativeRunner, other: NativeRunner, shapes: Shapes) -> tuple[Tim
 def faster(one: Timer, other: Timer) -> bool:
     """Whether `one`, which needs all cores at the same time, is faster; measured in turns.
 
-    On a busy machine a core is sometimes missing, which makes `one` look slow: there are further rounds for a while.
+    On a busy machine a core may not be free, which makes `one` look slow; more rounds are then measured for a while.
     """
     turns = [(one(), other()) for _ in range(TURNS)]
     end = time.perf_counter() + EXTRA_SECONDS

@@ -19,7 +19,7 @@ BITS: dict[Format, int] = {"fp32": 32, "fp16": 16, "int8": 8}
 """WEIGHT_BITS of the kernels."""
 
 AT_ONCE = 4
-"""Number of fp32 weights that the kernels read group_size: `struct four` of conv.c."""
+"""Number of fp32 weights that the kernels read at once: `struct four` of conv.c."""
 
 CHANNEL_COST = 4
 """Fixed cost of an output channel, counted in weights; used to balance threads."""

@@ -131,7 +131,7 @@ if hasattr(os, "register_at_fork"):
 class NativeRunner:
     """Runs a plan with the kernels; every concurrent call has its own session.
 
-    `mode` is what threads do with a single image; by default they split the layers of large networks. A plan with
+    `mode` is how threads split a single image; by default they split the layers of large networks. A plan with
     slices needs one thread per slice, or a single one, which then computes (and times) the first slice only. `clock`
     is the clock of profiles, a constant of the module `time`.
     """
@@ -203,7 +203,7 @@ class NativeRunner:
 
 
 def default_mode(plan: Plan, threads: int) -> ThreadMode:
-    """Return what threads do with an image if nothing was measured."""
+    """Return how threads split a single image if nothing was measured."""
     if plan.slices > 1:
         return ThreadMode.PER_ROWS if threads > 1 else ThreadMode.PER_IMAGE
     return ThreadMode.PER_LAYER if plan.macs >= LARGE_NETWORK else ThreadMode.PER_IMAGE
@@ -232,7 +232,7 @@ class RowsRunner:
         if images == 0:
             return
         left = images % threads
-        if 2 * left > threads:  # so many are done sooner one per thread
+        if 2 * left > threads:  # with this many, one image per thread is faster
             left = 0
         pair = self._sessions.take() or self._new_pair(x, y)
         (whole, rows), first = pair, images - left

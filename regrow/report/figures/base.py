@@ -1,4 +1,4 @@
-"""What all figures have in common: the `Figure` itself, chart helpers, and the colors of both themes."""
+"""Common parts of all figures: the class `Figure`, chart helpers, and the colors of both themes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AT_LEVEL = "datum.level == null || datum.level == level"
 HEIGHT = 260
 """Height of the plot in pixels."""
 LABEL_WIDTH = 120
-"""Most pixels for the labels beside a plot, which shrinks to make room for them."""
+"""Maximum width in pixels of the labels next to a plot; the plot shrinks to make room for them."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def limits(values: Sequence[float]) -> tuple[float, float]:
         low, _, high = statistics.quantiles(inside, n=4)
         reach = 3 * max(high - low, 1e-9)
         near = [value for value in inside if low - reach <= value <= high + reach]
-        # Where many are far from the rest, they are what the figure is about.
+        # If many values are far from the rest, they matter, and the axis includes them.
         inside = near if len(near) >= 0.9 * len(inside) else inside
     margin = 0.05 * (max(inside) - min(inside)) or 0.05 * abs(max(inside)) or 1.0
     return compact(min(inside) - margin), compact(max(inside) + margin)

@@ -1,4 +1,4 @@
-"""What each operation does to channels. Importing this package registers all rules."""
+"""Rules for the effect of each operation on channels. Importing this package registers all of them."""
 
 from regrow.shrinking.rules import arithmetic, layers, shape
 

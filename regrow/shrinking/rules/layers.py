@@ -186,9 +186,9 @@ def _padding(node: fx.Node, module: Any) -> tuple[tuple[Any, ...], str, float]:
 
 
 def _with_border(flow: Flow, node: fx.Node, source: Channels, value: float) -> Channels:
-    """Return the channels after `value` was put around them: other constants depend on the position from here on."""
+    """Return the channels after padding with `value`: other constants depend on the position from here on."""
     still = source.constant == value
-    reason = Reason(f"'{node.target if isinstance(node.target, str) else node.name}' puts {value:g} around it", True)
+    reason = Reason(f"'{node.target if isinstance(node.target, str) else node.name}' pads it with {value:g}", True)
     for slot in source.slots[~still & ~source.varies].tolist():
         flow.blurred.setdefault(slot, reason)
     return replace(source, constant=torch.where(still, source.constant, torch.nan))

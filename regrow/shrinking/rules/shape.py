@@ -130,7 +130,7 @@ def _axis_after(index: Any, axis: int, ndim: int) -> int:
     """Return the position of dimension `axis` after indexing with slices, integers, `None` and `...`."""
     items = list(index) if isinstance(index, tuple) else [index]
     if not all(item is None or item is ... or isinstance(item, int | slice) for item in items):
-        raise OpaqueError("indexes in a way that is not input_channels")
+        raise OpaqueError("indexes in a way that is not followed")
     if any(item is ... for item in items):
         taken = sum(isinstance(item, int | slice) for item in items)
         place = next(i for i, item in enumerate(items) if item is ...)
