@@ -61,6 +61,8 @@ class Pruner:
     info: ClassVar[MethodInfo]
     takes_sparsity: ClassVar[bool] = True
     """Whether the user chooses the sparsity."""
+    prunes_filters: ClassVar[bool] = False
+    """Whether the method always prunes whole filters."""
     takes_masks: ClassVar[bool] = False
     """Whether the user passes the masks."""
     has_mask: ClassVar[bool] = True

@@ -92,7 +92,8 @@ def deflate(chunks: Sequence[Bytes]) -> bytes:
 def _blocks(chunks: Sequence[Bytes]) -> list[Sequence[Bytes]]:
     """Group neighboring chunks into blocks so that codes and tables take the fewest bits (dynamic programming).
 
-    Without this search, files are 0.5 to 3.7 % larger (ResNet-20 and WideResNet-28-2, 80 to 98 % sparsity).
+    In one block, files are 0.5 to 3.7 % larger, with a block for each chunk up to 2.0 % (ResNet-20 and WideResNet-28-2,
+    80 to 98 % sparsity); the search takes up to 5 % of the time to save.
     """
     counts = np.zeros((len(chunks) + 1, 256))
     for i, chunk in enumerate(chunks):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Literal
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -41,6 +43,8 @@ class DropAndGrow(Pruner, ABC):
     include_last: ClassVar[bool] = False
     until: ClassVar[float] = 1.0
     resets_momentum: ClassVar[bool] = False
+    grows_by_gradient: ClassVar[bool] = False
+    """Whether the gradients of a step are kept until connections have moved after it (see `move_by_gradient`)."""
     moves_between_layers: ClassVar[bool] = False
     """Whether connections move between all layers, so that the count of a group of layers changes."""
     period = EPOCH
@@ -63,6 +67,7 @@ class DropAndGrow(Pruner, ABC):
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self.total_steps, self.seed = required_total(self, total_steps), seed
+        self._gradients: dict[str, Tensor] = {}
         if self.moves_between_layers and isinstance(sparsity, Mapping):
             name = type(self).__name__
             raise TypeError(
@@ -93,6 +98,13 @@ class DropAndGrow(Pruner, ABC):
         """Return whether connections move after step `t`; they do not at the end of training."""
         return t == 0 or (t % self.every == 0 and t < self.until * self.total_steps)
 
+    @torch.no_grad()
+    def before_update(self) -> None:
+        """Keep the gradients of a step after which connections move, if they decide where."""
+        super().before_update()
+        if self.grows_by_gradient and self.updates_at(self.step + 1) and not self._frozen:
+            self._gradients = self.copied_gradients()
+
     def next_masks(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Draw the first masks at random, then drop and grow."""
         if t == 0:
@@ -117,6 +129,13 @@ class DropAndGrow(Pruner, ABC):
         """Return a mask of the `count` elements of largest magnitude inside the mask `among`."""
         return keep_largest(name, score, among, count, self.shards)
 
+    def move_by_gradient(self, name: str, mask: Tensor, *, active: int, moved: int) -> Tensor:
+        """Drop the `moved` smallest of the `active` weights in `mask`, grow as many by |gradient|, maybe the same."""
+        kept = self.keep_largest(name, self.weights[name], mask, active - moved)
+        gradient = self._gradients.pop(name, None)
+        score = torch.zeros_like(mask, dtype=torch.float32) if gradient is None else gradient
+        return kept | self.keep_largest(name, score, ~kept, moved)
+
     def count(self, mask: Tensor) -> int:
         """Return the number of True elements of a mask, over all shards."""
         return self.shards.counts([mask])[0]
@@ -131,3 +150,9 @@ class DropAndGrow(Pruner, ABC):
         for key in _MOMENTS:
             if isinstance(state.get(key), Tensor):
                 local_part(state[key]).masked_fill_(where, 0)
+
+
+def annealed(fraction: float, t: int, total_steps: int) -> float:
+    """Return the fraction that moves at step `t`, which decays from `fraction` to 0.005 with a cosine."""
+    least = min(0.005, fraction)
+    return least + (fraction - least) * (1 + math.cos(math.pi * t / total_steps)) / 2

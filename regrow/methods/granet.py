@@ -17,7 +17,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Literal, Unpack
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -25,7 +24,7 @@ from regrow.checks import check_fraction
 from regrow.core.budget import Budget
 from regrow.core.options import MethodInfo, check_constant, required_total
 from regrow.core.schedule import Cubic, Level, Sparsity, check_sparsity, ramped
-from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
+from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions, annealed
 
 
 class GraNet(DropAndGrow):
@@ -44,6 +43,7 @@ class GraNet(DropAndGrow):
     )
     scope = "erk"
     period = 1000
+    grows_by_gradient = True
     resume_options = (*DropAndGrow.resume_options, "drop_fraction")
 
     def __init__(
@@ -68,7 +68,6 @@ class GraNet(DropAndGrow):
         self.drop_fraction = check_fraction("drop_fraction", drop_fraction)
         self._end = max(round(check_fraction("ramp_end", ramp_end) * total), 1)
         self._initial = initial_sparsity
-        self._gradients: dict[str, Tensor] = {}
         super().__init__(model, optimizer, sparsity=sparsity, every=every, total_steps=total, **options)
 
     def ramp(self, sparsity: Level) -> Sparsity:
@@ -79,27 +78,15 @@ class GraNet(DropAndGrow):
         """Return whether connections are pruned or moved after step `t`."""
         return t == self._end or super().updates_at(t)
 
-    @torch.no_grad()
-    def before_update(self) -> None:
-        """Keep the gradients of a step after which connections grow."""
-        super().before_update()
-        if self.updates_at(self.step + 1) and not self._frozen:
-            self._gradients = self.copied_gradients()
-
     def drop_and_grow(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Prune to the ramp's sparsity, then drop a fraction of each layer and grow as many by |gradient|."""
-        least = min(0.005, self.drop_fraction)
-        fraction = least + (self.drop_fraction - least) * (1 + math.cos(math.pi * t / self.total_steps)) / 2
-        gradients, self._gradients = self._gradients, {}
+        fraction = annealed(self.drop_fraction, t, self.total_steps)
         levels = self.by_group(self.schedule(t))
         pruned = Budget("global").keep_top(self.weights, self.parts(levels), shards=self.shards, among=self.masks)
         left, masks = dict(pruned), {}
         for name, mask in left.items():
             active = self.count(mask)
-            moved = math.ceil(fraction * active)
-            kept = self.keep_largest(name, self.weights[name], mask, active - moved)
-            score = gradients.get(name, torch.zeros_like(mask, dtype=torch.float32))
-            masks[name] = kept | self.keep_largest(name, score, ~kept, moved)
+            masks[name] = self.move_by_gradient(name, mask, active=active, moved=math.ceil(fraction * active))
         self.levels = levels
         for name, mask in masks.items():  # after the last selection: NaN in a layer changes none
             grown = mask & ~left[name]

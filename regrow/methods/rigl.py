@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator
 from typing import Literal, Unpack
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -35,6 +34,7 @@ class RigL(DropAndGrow):
     period = 100
     until = 0.75
     resets_momentum = True
+    grows_by_gradient = True
     resume_options = (*DropAndGrow.resume_options, "drop_fraction")
 
     def __init__(
@@ -49,23 +49,11 @@ class RigL(DropAndGrow):
         **options: Unpack[DropAndGrowOptions],
     ) -> None:
         self.drop_fraction = check_fraction("drop_fraction", drop_fraction)
-        self._gradients: dict[str, Tensor] = {}
         super().__init__(model, optimizer, sparsity=sparsity, every=every, total_steps=total_steps, **options)
-
-    @torch.no_grad()
-    def before_update(self) -> None:
-        """Keep the gradients of a step after which connections move."""
-        super().before_update()
-        if self.updates_at(self.step + 1) and not self._frozen:
-            self._gradients = self.copied_gradients()
 
     def drop_and_grow(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Drop the smallest weights of each layer, grow as many by |gradient| (dropped ones may grow back)."""
         fraction = self.drop_fraction / 2 * (1 + math.cos(math.pi * t / (self.until * self.total_steps)))
-        gradients, self._gradients = self._gradients, {}
         for name, mask in self.masks.items():
             active = self.count(mask)
-            moved = int(fraction * active)
-            kept = self.keep_largest(name, self.weights[name], mask, active - moved)
-            score = gradients.get(name, torch.zeros_like(mask, dtype=torch.float32))
-            yield name, kept | self.keep_largest(name, score, ~kept, moved)
+            yield name, self.move_by_gradient(name, mask, active=active, moved=int(fraction * active))

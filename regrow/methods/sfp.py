@@ -34,6 +34,7 @@ class SFP(Pruner):
         budget="uniform, rounded down",
     )
     memory = Memory.SOFT
+    prunes_filters = True
     every_divides_epoch = True
     period = EPOCH
 

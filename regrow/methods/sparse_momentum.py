@@ -19,7 +19,7 @@ from regrow.checks import check_fraction
 from regrow.core.budget import split_exactly, sum_by_rows
 from regrow.core.distributed import local_part
 from regrow.core.options import MethodInfo
-from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
+from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions, annealed
 
 
 class SparseMomentum(DropAndGrow):
@@ -62,8 +62,7 @@ class SparseMomentum(DropAndGrow):
         active = dict(zip(masks, self.shards.counts(masks.values()), strict=True))
         sums = [sum_by_rows(self.momentum(name).abs() * mask, self.shards) for name, mask in masks.items()]
         means = [total / max(count, 1) for total, count in zip(sums, active.values(), strict=True)]
-        least = min(0.005, self.drop_fraction)
-        fraction = least + (self.drop_fraction - least) * (1 + math.cos(math.pi * t / self.total_steps)) / 2
+        fraction = annealed(self.drop_fraction, t, self.total_steps)
         kept, free, moved = {}, [], 0
         for (name, mask), mean in zip(masks.items(), means, strict=True):
             size = self.targets[name].param.numel()

@@ -189,6 +189,7 @@ def _group(outcomes: list[Outcome]) -> Group:
 
 def is_dense(recipe: Recipe) -> bool:
     """Return whether the method is the dense baseline."""
+    # By name, because results are grouped without importing torch, also those of methods that are not installed here.
     return recipe.method == "dense"
 
 

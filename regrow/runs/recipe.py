@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from regrow.core.schedule import SCHEDULES, Level, check_sparsity
 from regrow.methods.registry import built_in_name, find_method
 from regrow.text import did_you_mean
+
+if TYPE_CHECKING:
+    from regrow.core.pruner import Pruner
 
 Device = Literal["cpu", "cuda", "mps"]
 
@@ -229,20 +232,30 @@ class Recipe:
     @property
     def takes_sparsity(self) -> bool:
         """Whether the recipe's method prunes to a given sparsity; True for an unknown method."""
-        try:
-            return find_method(self.method).takes_sparsity
-        except (TypeError, ValueError):
-            return True
+        method = self._method()
+        return method is None or method.takes_sparsity
 
     @property
     def prunes_filters(self) -> bool:
         """Whether whole filters are pruned."""
-        return self.unit == "filter" or self.method == "sfp"
+        if self.unit == "filter":
+            return True
+        method = self._method()
+        return method is not None and method.prunes_filters
+
+    def _method(self) -> type[Pruner] | None:
+        """Return the recipe's method; None if it is unknown here. This imports torch."""
+        try:
+            return find_method(self.method)
+        except (TypeError, ValueError):
+            return None
 
     def name(self) -> str:
         """Return a readable name, such as `cifar10-resnet20-dpf90-s0`."""
         levels = list(self.level.values()) if isinstance(self.level, Mapping) else [self.level]
         amount = "-".join(f"{100 * level:g}" for level in levels)
+        # By name, because a sweep names its folders without importing torch, and finished runs are found by folder:
+        # with `takes_sparsity`, those of fixed and feedback would have other names than before.
         pruned = self.method if self.method in ("dense", "srste") else f"{self.method}{amount}"
         # It becomes the name of a folder, and a recipe of another user must not choose a path.
         return re.sub(r"[^\w.-]", "_", f"{self.data}-{self.model}-{pruned}-s{self.seed}")[:150]

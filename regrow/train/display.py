@@ -109,7 +109,7 @@ def start_table(event: Started) -> Table:
         table.add_row("weights", f"from {recipe.init}")
     if event.every is not None:
         table.add_row("masks", f"updated every {event.every} steps" if event.every > 1 else "updated after every step")
-    if recipe.method == "fixed":
+    if recipe.masks is not None:
         table.add_row("masks", f"from {recipe.masks}")
     table.add_row("training", _training(recipe, event.steps_per_epoch))
     if recipe.finetune_epochs:
@@ -161,16 +161,17 @@ def _facts(heading: str) -> Table:
 
 
 def _sparsity(recipe: Recipe) -> str:
-    from regrow.methods.registry import find_method, ramps
+    from regrow.methods.registry import find_method, method_options, ramps
 
     pruned = f"{recipe.sparsity_title} of the {'filters' if recipe.prunes_filters else 'weights'}"
     if not recipe.epochs:
         return f"{pruned}, before fine-tuning"
-    if recipe.method == "oneshot":
+    method = find_method(recipe.method)
+    if "at" in method_options(method):
         return f"{pruned}, in one step after {recipe.epochs} epochs"
-    if find_method(recipe.method).has_own_schedule:
+    if method.has_own_schedule:
         return f"{pruned}, on the method's own schedule"
-    end = recipe.ramp_fraction * recipe.epochs if ramps(find_method(recipe.method)) else 0
+    end = recipe.ramp_fraction * recipe.epochs if ramps(method) else 0
     return f"{pruned}, " + (f"reached after {end:.4g} epochs" if end else "from the first step")
 
 

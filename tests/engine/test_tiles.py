@@ -21,13 +21,7 @@ def problem(rows: int, cols: int, threads: int) -> TileProblem:
         (8, 4, Tile(1, 2, 4), 1, 1.0),
         (8, 4, Tile(1, 2, 4), 2, 1.0),
         (7, 4, Tile(1, 1, 4), 2, 8 / 7),
-        (
-            7,
-            4,
-            Tile(1, 2, 4),
-            2,
-            8 / 7,
-        ),  # three tiles, and the remaining row for the thread with one of them
+        (7, 4, Tile(1, 2, 4), 2, 8 / 7),  # three tiles, and the remaining row for the thread with one of them
         (7, 1, Tile(1, 7, 1), 2, 2.0),
         (1, 7, Tile(4, 1, 2), 2, 8 / 7),
     ],

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -50,6 +52,33 @@ def test_all_spellings_of_a_method_give_the_same_recipe(spelt, written):
     for recipe in (Recipe(method=spelt), Recipe.of({"method": spelt}), Recipe().changed(method=spelt)):
         assert recipe.method == written
         assert (recipe.key(), recipe.name()) == (Recipe(method=written).key(), Recipe(method=written).name())
+
+
+@pytest.mark.parametrize(
+    ("fields", "filters"),
+    [
+        ({"method": "sfp"}, True),
+        ({"method": "dpf"}, False),
+        ({"method": "dpf", "unit": "filter"}, True),
+        ({"method": "srste", "unit": "2:4"}, False),
+        ({"method": "not-installed-here"}, False),
+        ({"method": "not-installed-here", "unit": "filter"}, True),
+    ],
+)
+def test_filters_are_pruned_if_the_unit_or_the_method_says_so(fields, filters):
+    assert Recipe(**fields).prunes_filters is filters
+
+
+def test_a_run_folder_is_named_without_torch_and_as_in_earlier_versions():
+    code = (
+        "import sys; from regrow.runs.recipe import Recipe; from regrow.runs.outcomes import identity\n"
+        "recipes = [Recipe(method=method) for method in ('dense', 'srste', 'dpf', 'fixed', 'feedback')]\n"
+        "print(*(identity(recipe, finetuned=False).name() for recipe in recipes))\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    written = ("dense", "srste", "dpf90", "fixed90", "feedback90")
+    assert done.stdout.split() == [f"digits-small-{method}-s0" for method in written]
 
 
 def test_every_method_of_the_package_has_one_spelling_and_recorded_results_keep_their_keys():
