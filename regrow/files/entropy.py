@@ -93,7 +93,7 @@ def _blocks(chunks: Sequence[Bytes]) -> list[Sequence[Bytes]]:
     """Group neighboring chunks into blocks so that codes and tables take the fewest bits (dynamic programming).
 
     In one block, files are 0.5 to 3.7 % larger, with a block for each chunk up to 2.0 % (ResNet-20 and WideResNet-28-2,
-    80 to 98 % sparsity); the search takes up to 5 % of the time to save.
+    80 to 98 % sparsity); the search takes up to 7 % of the time to save.
     """
     counts = np.zeros((len(chunks) + 1, 256))
     for i, chunk in enumerate(chunks):
