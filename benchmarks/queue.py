@@ -23,8 +23,6 @@ from reproduce.tuning import rate_cells
 RESULTS = Path(__file__).parents[1] / "results"
 DYNAMIC = ("rigl", "sparse-momentum", "dsr", "set", "snip", "static", "acdc", "granet")
 TUNED = ("dpf", "incremental", "dense", *DYNAMIC)
-PER_EPOCH = ("sparse-momentum",)
-"""Methods that collapse with the scaled period, and are tried with their authors' update per epoch as well."""
 REMEDIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("settle", {"options": ("settle=0.1",)}),
     ("soft, settle", {"options": ("settle=0.1", "threshold=soft")}),
@@ -53,9 +51,6 @@ def stages() -> Iterator[Stage]:
     network = small.stand_in.model
     wanted = [cell for method in TUNED for cell in rate_cells(small, network, method, small.grid)]
     yield Stage("learning rates", wanted, tuning.runs_file(small))
-    slow = small.changed(stand_in=small.stand_in.changed(every=None))
-    wanted = [cell for method in PER_EPOCH for cell in rate_cells(slow, network, method, slow.grid)]
-    yield Stage("learning rates, a mask update per epoch", wanted, tuning.runs_file(small))
     scale, file = find_scale("cpu"), RESULTS / "cifar10-resnet20-cpu.jsonl"
     for seed in (0, 1):
         yield Stage(f"the paper's comparison, seed {seed}", _main(scale.changed(seeds=(seed,))), file)
