@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from regrow.methods import registry
 from regrow.runs.folder import RunFolderError, read_metrics, read_recipe, read_result
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.train.events import EpochEnded, Finished, Started, Tracker
@@ -17,10 +18,8 @@ from regrow.train.run import run
 
 QUICK = Recipe(data="digits", model="small", width=4, epochs=3, batch=256, threads=1)
 
-METHODS = (
-    *("dense", "dpf", "incremental", "oneshot", "snip", "dsr", "sparse-momentum", "set", "deepr", "rigl", "sfp"),
-    *("static", "acdc", "granet", "dsd", "srste", "dns"),
-)
+METHODS = tuple(method for method in registry.METHODS if method not in ("fixed", "feedback"))
+"""All methods but those whose recipes must name more: masks or a compressor."""
 ENDS = {"dense": 0, "dsd": 0, "srste": 0.5}
 """The sparsity that a method ends with, where it is not the one that was requested."""
 
