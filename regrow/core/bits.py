@@ -56,10 +56,20 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(_INTEGERS[tensor.itemsize]) if tensor.is_floating_point() else tensor
 
 
+def largest_key(dtype: torch.dtype) -> int:
+    """Return all bits of a float but its sign, as an integer."""
+    return (1 << (8 * dtype.itemsize - 1)) - 1
+
+
 def bit_view(tensor: Tensor) -> Any:
     """Return the bits of the elements in memory order, as a NumPy array where NumPy computes."""
     flat = bits(in_memory_order(tensor))
     return flat.numpy() if uses_numpy(flat) else flat
+
+
+def largest_magnitude(tensor: Tensor) -> float:
+    """Return the largest magnitude; 0 without elements, as a process may have none of a layer's rows."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def like(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:

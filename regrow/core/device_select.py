@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from regrow.core.bits import bits
+from regrow.core.bits import bits, largest_key
 from regrow.core.distributed import ShardGroup
 from regrow.core.select import NotANumberError
 
@@ -103,7 +103,7 @@ class _Chunk:
         keys = torch.empty(sum(map(Tensor.numel, sources)), dtype=integer, device=sources[0].device)
         parts = [part.view(piece.shape) for part, piece in zip(self.split(keys), self.pieces, strict=True)]
         torch._foreach_copy_(parts, sources)
-        return keys.bitwise_and_(_largest_key(self.dtype))
+        return keys.bitwise_and_(largest_key(self.dtype))
 
     def split(self, keys: Tensor) -> list[Tensor]:
         return list(keys.split([piece.numel() for piece in self.pieces]))
@@ -114,10 +114,6 @@ class _Chunk:
             keys.add_(numbers)
         else:
             torch._foreach_add_(self.split(keys), [numbers[group] for group in self.groups])
-
-
-def _largest_key(dtype: torch.dtype) -> int:
-    return (1 << (8 * dtype.itemsize - 1)) - 1
 
 
 def _prune(tensors: _Tensors, names: list[str], counts: list[int], shards: ShardGroup) -> list[Tensor]:

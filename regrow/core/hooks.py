@@ -39,14 +39,10 @@ class StepHooks:
     ) -> None:
         self.initializing = False
         """Whether the present step is one with which distributed checkpoint initializes the optimizer's state."""
-        self._running = False
+        self.running = False
+        """Whether the optimizer is inside a step."""
         self._shards, self._before, self._after, self._around = shards, before, after, around
         self._hooks = (optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end))
-
-    @property
-    def running(self) -> bool:
-        """Whether the optimizer is inside a step."""
-        return self._running
 
     def remove(self) -> None:
         """Remove the hooks from the optimizer."""
@@ -54,9 +50,9 @@ class StepHooks:
             hook.remove()
 
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self._running and _is_nested(optimizer):
+        if self.running and _is_nested(optimizer):
             return None
-        self._running, self.initializing = True, _initializes_state(optimizer, self._shards)
+        self.running, self.initializing = True, _initializes_state(optimizer, self._shards)
         given = (*args[1:], *kwargs.values())  # args[0] is the optimizer itself
         self._before(any(map(callable, given)))
         return (args[0], *map(self._wrap, args[1:])), {name: self._wrap(value) for name, value in kwargs.items()}
@@ -67,7 +63,7 @@ class StepHooks:
     def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if _is_nested(optimizer):
             return
-        self._running = False
+        self.running = False
         self._after(not self.initializing and not overflowed(optimizer))
 
 

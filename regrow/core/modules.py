@@ -17,6 +17,8 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.optim.swa_utils import AveragedModel
 from torch.utils import _pytree as pytree
 
+from regrow.core.bits import largest_magnitude
+
 Inputs = tuple[Tensor, ...]
 
 TOLERANCE = 1e-4
@@ -160,7 +162,7 @@ def output_of(model: nn.Module, example: Tensor) -> Tensor:
 
 def distance(result: Tensor, expected: Tensor) -> float:
     """Return the largest difference between two outputs, relative to the largest expected magnitude."""
-    return _largest(result - expected) / max(_largest(expected), torch.finfo(torch.float32).tiny)
+    return largest_magnitude(result - expected) / max(largest_magnitude(expected), torch.finfo(torch.float32).tiny)
 
 
 def check_same(result: Tensor, expected: Tensor, model: nn.Module, example: Tensor) -> None:
@@ -184,10 +186,10 @@ def disagreement(
     """
     if result.shape != expected.shape:
         return torch.inf, 0.0
-    difference, scale = _largest(result.double() - expected.double()), _largest(expected)
+    difference, scale = largest_magnitude(result.double() - expected.double()), largest_magnitude(expected)
     accepted = tolerance * scale
     if not difference <= accepted and (precise := exact()) is not None and precise.shape == expected.shape:
-        own = _largest(expected.double() - precise.double())
+        own = largest_magnitude(expected.double() - precise.double())
         accepted = max(accepted, min(ROUNDING * own, LARGEST_ROUNDING * scale))
     return None if difference <= accepted else (difference, accepted)
 
@@ -206,10 +208,6 @@ def _in_double(value: Tensor) -> Tensor:
     return value.detach().double() if value.is_floating_point() else value.detach().clone()
 
 
-def _largest(tensor: Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
-
-
 def has_values(tensor: Tensor) -> bool:
     """Whether a dense CPU tensor has memory for all its elements.
 
@@ -221,15 +219,15 @@ def has_values(tensor: Tensor) -> bool:
         if storage.device.type != "cpu":  # asking a fake tensor for its address gives a warning
             return False
         numel = tensor.numel()
-        span = numel if tensor.is_contiguous() else 1 + sum(map(_reach, tensor.shape, tensor.stride()))
+        span = (
+            numel
+            if tensor.is_contiguous()
+            else 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        )
         end = (tensor.storage_offset() + span) * tensor.element_size()
         return numel == 0 or (tensor.data_ptr() != 0 and storage.nbytes() >= end)
     except (RuntimeError, NotImplementedError):  # a tensor without storage
         return False
-
-
-def _reach(size: int, stride: int) -> int:
-    return (size - 1) * stride
 
 
 def check_present(model: nn.Module) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regrow.core.bits import bits, in_memory_order, is_dense, uses_numpy
+from regrow.core.bits import bits, in_memory_order, is_dense, largest_key, uses_numpy
 from regrow.core.distributed import SINGLE_PROCESS, ShardGroup
 
 _DIGIT = 16
@@ -58,7 +58,7 @@ def find_threshold(scores: Mapping[str, Tensor], count: int, shards: ShardGroup 
     scores = {name: _dense(score) for name, score in scores.items()}
     dtype = functools.reduce(torch.promote_types, [score.dtype for score in scores.values()])
     found = None
-    if not shards.sharded and all(map(_by_numpy, scores.values())):
+    if not shards.sharded and all(map(uses_numpy, scores.values())):
         found = _bracket(scores, count, dtype)
     return found or _radix(scores, count, dtype, shards)
 
@@ -91,7 +91,7 @@ def _bracket(scores: Mapping[str, Tensor], count: int, dtype: torch.dtype) -> Th
     total, infinity = sum(score.numel() for score in scores.values()), _infinity(dtype)
     stride = max(total // _SAMPLE, 1)
     samples = [_bits(in_memory_order(score)[::stride], dtype) for score in scores.values()]
-    sample = np.sort(np.concatenate(samples) & _magnitude(dtype))
+    sample = np.sort(np.concatenate(samples) & largest_key(dtype))
     # Four standard deviations of a sampled rank: missing the bracket costs a slower pass, never a wrong answer.
     slack = 4 * (len(sample) / 4) ** 0.5
     first, last = (int(count / total * len(sample) + sign * slack) for sign in (-1, 1))
@@ -153,7 +153,7 @@ def _compare(operation: Callable[[Any, int], Any], score: Tensor, threshold: Thr
     """Compare every key with the threshold's."""
     result = torch.empty_like(score, dtype=torch.bool)
     flat: Any = in_memory_order(result)
-    flat = flat.numpy() if _by_numpy(score) else flat
+    flat = flat.numpy() if uses_numpy(score) else flat
     start = 0
     for keys in _key_chunks(score, threshold.dtype):
         flat[start : start + len(keys)] = operation(keys, threshold.key)
@@ -164,23 +164,15 @@ def _compare(operation: Callable[[Any, int], Any], score: Tensor, threshold: Thr
 def _key_chunks(score: Tensor, dtype: torch.dtype) -> Iterator[Any]:
     """Yield the keys in memory order, in chunks."""
     values = _bits(in_memory_order(score), dtype)
-    size = _CHUNK if _by_numpy(score) else _DEVICE_CHUNK
+    size = _CHUNK if uses_numpy(score) else _DEVICE_CHUNK
     for start in range(0, len(values), size):
-        yield values[start : start + size] & _magnitude(dtype)
+        yield values[start : start + size] & largest_key(dtype)
 
 
 def _bits(flat: Tensor, dtype: torch.dtype) -> Any:
     """Return floats as integers: an array on the CPU, where numpy is several times faster than torch, else a tensor."""
     values = bits(flat.to(dtype))
-    return values.numpy() if _by_numpy(flat) else values
-
-
-def _magnitude(dtype: torch.dtype) -> int:
-    return (1 << (8 * dtype.itemsize - 1)) - 1
-
-
-def _by_numpy(score: Tensor) -> bool:
-    return uses_numpy(score)
+    return values.numpy() if uses_numpy(flat) else values
 
 
 def _infinity(dtype: torch.dtype) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regrow.core.bits import in_memory_order
+from regrow.core.bits import in_memory_order, largest_magnitude
 from regrow.core.distributed import ShardGroup, is_sharded
 from regrow.core.targets import Target
 from regrow.core.weights import Memory, OffloadedWeight, ShardedWeight, Weight, Weights
@@ -122,7 +122,7 @@ def set_thresholds(
     weights: Weights, masks: Mapping[str, Tensor], shards: ShardGroup, groups: Iterable[Collection[str]]
 ) -> None:
     """Set the τ of each group of layers to the largest magnitude that `masks` prune in it."""
-    largest = [_largest(weights[name].source.masked_fill(mask, 0)) for name, mask in masks.items()]
+    largest = [largest_magnitude(weights[name].source.masked_fill(mask, 0)) for name, mask in masks.items()]
     of_layers = shards.all_rows(torch.tensor([largest], dtype=torch.float64, device="cpu")).amax(0)
     found = dict(zip(masks, of_layers.tolist(), strict=True))
     for names in groups:
@@ -130,7 +130,3 @@ def set_thresholds(
             weight = weights[name]
             assert isinstance(weight, SoftWeight)
             weight.tau = max(found[each] for each in names)
-
-
-def _largest(tensor: Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0  # a process may have none of a layer's rows

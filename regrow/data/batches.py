@@ -129,9 +129,7 @@ class Batches:
 
     def _check_parts(self) -> None:
         """Refuse a last batch with fewer images than processes: the others would wait for one without images."""
-        smallest = self.batch_size
-        if not self.drop_last:
-            smallest = len(self.source) - (len(self) - 1) * self.batch_size
+        smallest = self.images(len(self) - 1)
         if smallest < self.world:
             raise ValueError(
                 f"a batch of {smallest} images cannot be split among {self.world} processes: "

@@ -6,16 +6,15 @@ import pickle
 import tarfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from regrow.data import files, parquet
 from regrow.data.files import Bytes, DataError, Remote, broken, fetch
-from regrow.data.images import ImageSet
+from regrow.data.images import ImageSet, image_set
 from regrow.data.random import Indices
 from regrow.data.registry import Dataset, DatasetInfo
 from regrow.pickles import CarefulUnpickler
@@ -128,15 +127,7 @@ def _from_batches(info: DatasetInfo, layout: CifarFiles, contents: dict[Path, by
             raise broken(path, str(error), f"{info.source}.") from error
         images.append(pixels)
         labels.append(numbers)
-    try:
-        return ImageSet(
-            info=info,
-            images=torch.from_numpy(np.concatenate(images)),
-            labels=torch.from_numpy(np.concatenate(labels)),
-            classes=layout.classes,
-        )
-    except ValueError as error:
-        raise broken(next(iter(contents)), str(error), f"{info.source}.") from error
+    return image_set(info, next(iter(contents)), np.concatenate(images), np.concatenate(labels), layout.classes)
 
 
 _PIXELS = 3 * 32 * 32
@@ -225,18 +216,13 @@ CIFAR10 = Dataset(
     load,
 )
 CIFAR100 = Dataset(
-    DatasetInfo(
+    replace(
+        CIFAR10.info,
         name="cifar100",
         title="CIFAR-100",
-        channels=3,
-        size=32,
         classes=100,
-        train=50_000,
-        test=10_000,
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
-        pad=4,
-        flip=True,
         source=_SOURCE.format(name="cifar100", archive="cifar-100-python.tar.gz", hub="uoft-cs/cifar100"),
     ),
     load,

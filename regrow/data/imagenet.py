@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from regrow.data import files, parquet
-from regrow.data.files import DataError, broken, require
+from regrow.data.files import DataError, broken
 from regrow.data.random import Indices
 from regrow.data.registry import Dataset, DatasetInfo
 from regrow.data.stream import WINDOW, ImageStream, Reader
@@ -38,14 +38,10 @@ def load(info: DatasetInfo, split: str, *, root: Path | str | None, workers: int
 
 
 def _from_shards(info: DatasetInfo, shards: list[Path], workers: int) -> ImageStream:
-    labels, names = [], None
-    for path in shards:
-        with parquet.reading(path, info):
-            file = require("pyarrow.parquet").ParquetFile(path)
-            labels.append(parquet.read_labels(file, "label", path, info))
-            names = names or parquet.class_names(file.schema_arrow, "label")
-        if len(labels[-1]) and not 0 <= labels[-1].min() <= labels[-1].max() < info.classes:
-            why = f"labels must be in [0, {info.classes}), got {labels[-1].min()} to {labels[-1].max()}"
+    labels, names = parquet.read_labels(info, shards, "label")
+    for path, found in zip(shards, labels, strict=True):
+        if len(found) and not 0 <= found.min() <= found.max() < info.classes:
+            why = f"labels must be in [0, {info.classes}), got {found.min()} to {found.max()}"
             raise broken(path, why, f"{info.source}.")
     classes = names or tuple(map(str, range(info.classes)))
     return _stream(info, ParquetReader(info, shards), np.concatenate(labels), classes, workers)
@@ -111,8 +107,7 @@ class ParquetReader:
         self._info = info
         self._groups: list[tuple[Path, str, int, int]] = []
         for path in files:
-            with parquet.reading(path, info):
-                file = require("pyarrow.parquet").ParquetFile(path)
+            with parquet.opened(path, info) as file:
                 column = parquet.image_column(file.schema_arrow, path, info)
                 counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             self._groups += [(path, column, number, count) for number, count in enumerate(counts)]
@@ -144,8 +139,7 @@ class ParquetReader:
 
     def _load(self, block: int) -> list[bytes | None]:
         path, column, number, count = self._groups[block]
-        with parquet.reading(path, self._info):
-            file = require("pyarrow.parquet").ParquetFile(path)
+        with parquet.opened(path, self._info) as file:
             table = file.read_row_group(number, columns=[column], use_threads=False)
             encoded: list[bytes | None] = table[column].combine_chunks().field("bytes").to_pylist()
         if len(encoded) != count:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regrow.data.files import Bytes, broken
 from regrow.data.random import Indices, Stream, Words, below, coins, permutation, words
 from regrow.data.registry import DatasetInfo
 
@@ -35,7 +37,25 @@ class ImageSet:
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _check(self)
+        info, pixels, labels = self.info, self.images, self.labels
+        shape = (info.channels, info.size, info.size)
+        if pixels.dtype != torch.uint8 or tuple(pixels.shape[1:]) != shape:
+            raise ValueError(
+                f"images of {info.name} must be uint8 of shape (N, {', '.join(map(str, shape))}), "
+                f"got {pixels.dtype} of shape {tuple(pixels.shape)}"
+            )
+        if labels.dtype != torch.int64 or labels.shape != (len(pixels),):
+            raise ValueError(
+                f"labels of {info.name} must be int64 of shape ({len(pixels)},), "
+                f"got {labels.dtype} of shape {tuple(labels.shape)}"
+            )
+        if len(self.classes) != info.classes:
+            raise ValueError(f"{info.name} has {info.classes} classes, got {len(self.classes)} class names")
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < info.classes:
+            raise ValueError(
+                f"labels of {info.name} must be in [0, {info.classes}), "
+                f"got values from {int(labels.min())} to {int(labels.max())}"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -97,27 +117,12 @@ def holdout_indices(holdout: int, total: int, seed: int) -> tuple[Indices, Indic
     return np.sort(order[holdout:]), np.sort(order[:holdout])
 
 
-def _check(images: ImageSet) -> None:
-    """Refuse tensors of the wrong type or shape."""
-    info, pixels, labels = images.info, images.images, images.labels
-    shape = (info.channels, info.size, info.size)
-    if pixels.dtype != torch.uint8 or tuple(pixels.shape[1:]) != shape:
-        raise ValueError(
-            f"images of {info.name} must be uint8 of shape (N, {', '.join(map(str, shape))}), "
-            f"got {pixels.dtype} of shape {tuple(pixels.shape)}"
-        )
-    if labels.dtype != torch.int64 or labels.shape != (len(pixels),):
-        raise ValueError(
-            f"labels of {info.name} must be int64 of shape ({len(pixels)},), "
-            f"got {labels.dtype} of shape {tuple(labels.shape)}"
-        )
-    if len(images.classes) != info.classes:
-        raise ValueError(f"{info.name} has {info.classes} classes, got {len(images.classes)} class names")
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < info.classes:
-        raise ValueError(
-            f"labels of {info.name} must be in [0, {info.classes}), "
-            f"got values from {int(labels.min())} to {int(labels.max())}"
-        )
+def image_set(info: DatasetInfo, path: Path, images: Bytes, labels: Indices, classes: tuple[str, ...]) -> ImageSet:
+    """Return arrays from the file `path` as a set; a `DataError` names the file if they do not fit together."""
+    try:
+        return ImageSet(info, torch.from_numpy(images), torch.from_numpy(labels), classes)
+    except ValueError as error:
+        raise broken(path, str(error), f"{info.source}.") from error
 
 
 def crop_and_flip(images: Tensor, draws: Words, *, pad: int, flip: bool) -> Tensor:

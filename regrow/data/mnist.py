@@ -5,14 +5,14 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from regrow.data import files
 from regrow.data.files import Bytes, DataError, Remote, broken, fetch
-from regrow.data.images import ImageSet
+from regrow.data.images import ImageSet, image_set
 from regrow.data.registry import Dataset, DatasetInfo
 
 
@@ -71,15 +71,7 @@ def load(info: DatasetInfo, split: str, *, root: Path | str | None, download: bo
 def _read(info: DatasetInfo, folder: Path, part: str) -> ImageSet:
     images = _array(info, folder, f"{part}-images-idx3-ubyte", 3)
     labels = _array(info, folder, f"{part}-labels-idx1-ubyte", 1)
-    try:
-        return ImageSet(
-            info=info,
-            images=torch.from_numpy(images[:, None]),
-            labels=torch.from_numpy(labels.astype(np.int64)),
-            classes=_CLASSES[info.name],
-        )
-    except ValueError as error:
-        raise broken(folder / f"{part}-*", str(error), f"{info.source}.") from error
+    return image_set(info, folder / f"{part}-*", images[:, None], labels.astype(np.int64), _CLASSES[info.name])
 
 
 def _array(info: DatasetInfo, folder: Path, name: str, dimensions: int) -> Bytes:
@@ -146,14 +138,10 @@ MNIST = Dataset(
 )
 
 FASHION_MNIST = Dataset(
-    DatasetInfo(
+    replace(
+        MNIST.info,
         name="fashion-mnist",
         title="Fashion-MNIST",
-        channels=1,
-        size=28,
-        classes=10,
-        train=60_000,
-        test=10_000,
         mean=(0.2860,),
         std=(0.3530,),
         pad=4,

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from regrow.data.files import Bytes, DataError, broken, cached, require
-from regrow.data.images import ImageSet
+from regrow.data.images import ImageSet, image_set
 from regrow.data.random import Indices
 from regrow.data.registry import DatasetInfo
 from regrow.system import cores
@@ -48,52 +47,48 @@ def shards(folder: Path, split: str) -> list[Path]:
 
 def load(info: DatasetInfo, files: Sequence[Path], *, label: str, classes: tuple[str, ...]) -> ImageSet:
     """Load the images and labels of all `files`; decoded images are cached."""
-    labels, names = [], None
-    for path in files:
-        with reading(path, info):
-            file = require("pyarrow.parquet").ParquetFile(path)
-            labels.append(read_labels(file, label, path, info))
-            names = names or class_names(file.schema_arrow, label)
+    labels, names = read_labels(info, files, label)
     counts = [len(values) for values in labels]
     shape = (sum(counts), info.channels, info.size, info.size)
     images = cached(files, shape, lambda: _decode_all(info, files, counts))
-    try:
-        return ImageSet(
-            info=info,
-            images=torch.from_numpy(images),
-            labels=torch.from_numpy(np.concatenate(labels)),
-            classes=names or classes,
-        )
-    except ValueError as error:
-        raise DataError(f"{files[0]}: {error}. {info.source}.") from error
+    return image_set(info, files[0], images, np.concatenate(labels), names or classes)
 
 
 @contextmanager
-def reading(path: Path, info: DatasetInfo) -> Iterator[None]:
-    """Turn what pyarrow says about a broken file into a `DataError` that names it."""
+def opened(path: Path, info: DatasetInfo) -> Iterator[Any]:
+    """Open a parquet file; what pyarrow says about a broken one becomes a `DataError` that names it."""
     arrow = require("pyarrow")
     try:
-        yield
+        yield require("pyarrow.parquet").ParquetFile(path)
     except DataError:
         raise
     except (arrow.ArrowException, OSError, ValueError) as error:
         raise broken(path, f"is not a readable parquet file ({error})", f"{info.source}.") from error
 
 
-def read_labels(file: Any, label: str, path: Path, info: DatasetInfo) -> Indices:
-    """Return the column of labels of an open parquet file."""
+def read_labels(info: DatasetInfo, files: Sequence[Path], label: str) -> tuple[list[Indices], tuple[str, ...] | None]:
+    """Return the labels of each file, and the class names if a file has them."""
+    labels, names = [], None
+    for path in files:
+        with opened(path, info) as file:
+            labels.append(_labels(file, label, path, info))
+            names = names or _class_names(file.schema_arrow, label)
+    return labels, names
+
+
+def _labels(file: Any, label: str, path: Path, info: DatasetInfo) -> Indices:
     _column(file.schema_arrow, (label,), path, info)
     kind = file.schema_arrow.field(label).type
     if not require("pyarrow").types.is_integer(kind):
         raise broken(path, f"column {label!r} is {kind}, not integers", f"{info.source}.")
-    check_rows(file, path, info)
+    _check_rows(file, path, info)
     values = file.read(columns=[label])[label]
     if values.null_count:
         raise broken(path, f"{values.null_count} labels are empty", f"{info.source}.")
     return np.asarray(values.to_numpy(), dtype=np.int64)
 
 
-def check_rows(file: Any, path: Path, info: DatasetInfo) -> None:
+def _check_rows(file: Any, path: Path, info: DatasetInfo) -> None:
     """Raise unless the file has at most as many rows as the data set: a small file can claim billions."""
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     rows, most = sum(group.num_rows for group in groups), max(info.train, info.test)
@@ -110,7 +105,7 @@ def image_column(schema: Any, path: Path, info: DatasetInfo) -> str:
     return name
 
 
-def class_names(schema: Any, label: str) -> tuple[str, ...] | None:
+def _class_names(schema: Any, label: str) -> tuple[str, ...] | None:
     """Return the class names in the hub's schema, or None."""
     try:
         features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
@@ -153,8 +148,7 @@ def _decode_all(info: DatasetInfo, files: Sequence[Path], counts: Sequence[int])
 
 def _encoded(info: DatasetInfo, path: Path, count: int) -> list[list[Image]]:
     """Return the `count` encoded images of a file in chunks."""
-    with reading(path, info):
-        file = require("pyarrow.parquet").ParquetFile(path)
+    with opened(path, info) as file:
         column = image_column(file.schema_arrow, path, info)
         rows: list[bytes | None] = []
         size = 0

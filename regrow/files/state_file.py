@@ -41,7 +41,8 @@ def from_bytes(content: bytes) -> dict[str, Any]:
     if content[start : start + _DIGEST] != _digest(content, start):
         raise FormatError("its checksum is missing or wrong")
     try:
-        state = _decoded(json.loads(_metadata(content)["state"]), safetensors("torch").load(content))
+        header = json.loads(content[8 : 8 + _header_size(content)])
+        state = _decoded(json.loads(header["__metadata__"]["state"]), safetensors("torch").load(content))
     except Exception as error:  # a crafted file may raise anything
         raise FormatError(f"{type(error).__name__}: {str(error)[:200]}") from error
     if not isinstance(state, dict):
@@ -57,12 +58,6 @@ def sealed(content: bytes) -> bytes:
 
 def _header_size(content: bytes) -> int:
     return int.from_bytes(content[:8], "little")
-
-
-def _metadata(content: bytes) -> dict[str, str]:
-    header: dict[str, Any] = json.loads(content[8 : 8 + _header_size(content)])
-    metadata: dict[str, str] = header["__metadata__"]
-    return metadata
 
 
 def _digest(content: bytes, start: int) -> bytes:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from regrow.core.bits import bits
 from regrow.files.entropy import Bytes
 from regrow.files.sparse_array import FORMATS, BitPattern, SparseArray, limit_bits
 
@@ -25,7 +26,6 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*EXACT, *_OTHER
 """Tensor types that a packed file can hold, by name."""
 
 _TORCH = {form: dtype for dtype, form in EXACT.items()}
-_INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ def patterns_of(name: str, tensor: Tensor, form: str) -> list[BitPattern]:
         flat = flat + 0.0  # masking a negative weight leaves -0.0; store it as +0.0
     if form == "int8":
         return list(_quantize(name, flat.float().reshape(tensor.shape[0], -1)))
-    return [_patterns(_cast(name, flat, form))]
+    cast = bits(_cast(name, flat, form)).numpy()
+    return [cast.view(f"<u{cast.itemsize}")]
 
 
 def restored(stored: StoredTensor) -> Tensor:
@@ -131,13 +132,6 @@ def _cast(name: str, weights: Tensor, form: str) -> Tensor:
         peak = weights[weights.isfinite()].abs().max().item()
         raise ValueError(f"{name!r} has weights up to {peak:.3g}, beyond the range of {form}; use dtype='fp32'.")
     return cast
-
-
-def _patterns(flat: Tensor) -> BitPattern:
-    """Return the bits of floating-point numbers as unsigned integers."""
-    size = flat.dtype.itemsize
-    patterns: BitPattern = flat.view(_INTEGERS[size]).numpy().view(f"<u{size}")
-    return patterns
 
 
 def _floats(patterns: BitPattern, form: str) -> npt.NDArray[np.float32]:

@@ -68,7 +68,10 @@ class Bottleneck(nn.Module):
         return F.relu(branch + self.downsample(x))
 
 
-def _stage(block: type[BasicBlock | Bottleneck], blocks: int, inputs: int, width: int, stride: int) -> nn.Sequential:
+_Block = type["BasicBlock | Bottleneck | PreActivationBlock"]
+
+
+def _stage(block: _Block, blocks: int, inputs: int, width: int, stride: int) -> nn.Sequential:
     outputs = width * block.expansion
     first = block(inputs, width, stride)
     return nn.Sequential(first, *(block(outputs, width, 1) for _ in range(blocks - 1)))
@@ -103,7 +106,7 @@ class CifarResNet(Network):
         return self.classify(x)
 
 
-_IMAGENET_STAGES: Mapping[int, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]]] = {
+_IMAGENET_STAGES: Mapping[int, tuple[_Block, tuple[int, int, int, int]]] = {
     18: (BasicBlock, (2, 2, 2, 2)),
     34: (BasicBlock, (3, 4, 6, 3)),
     50: (Bottleneck, (3, 4, 6, 3)),
@@ -150,6 +153,8 @@ class PreActivationBlock(nn.Module):
     authors' code.
     """
 
+    expansion: ClassVar[int] = 1
+
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(inputs)
@@ -168,11 +173,6 @@ class PreActivationBlock(nn.Module):
         return shortcut + branch
 
 
-def _pre_activation_stage(blocks: int, inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    first = PreActivationBlock(inputs, outputs, stride)
-    return nn.Sequential(first, *(PreActivationBlock(outputs, outputs, 1) for _ in range(blocks - 1)))
-
-
 class WideResNet(Network):
     """WRN-d-k (Zagoruyko & Komodakis 2016): d = 6n+4 layers, three stages k times as wide as a CIFAR ResNet's.
 
@@ -185,9 +185,9 @@ class WideResNet(Network):
             raise ValueError(f"a WideResNet has depth 6n+4 (10, 16, 22, 28, 34, 40, …), got {depth}.")
         blocks, wide = (depth - 4) // 6, width * widen
         self.conv1 = _conv(channels, width, 3)
-        self.layer1 = _pre_activation_stage(blocks, width, wide, 1)
-        self.layer2 = _pre_activation_stage(blocks, wide, 2 * wide, 2)
-        self.layer3 = _pre_activation_stage(blocks, 2 * wide, 4 * wide, 2)
+        self.layer1 = _stage(PreActivationBlock, blocks, width, wide, 1)
+        self.layer2 = _stage(PreActivationBlock, blocks, wide, 2 * wide, 2)
+        self.layer3 = _stage(PreActivationBlock, blocks, 2 * wide, 4 * wide, 2)
         self.bn = nn.BatchNorm2d(4 * wide)
         self.fc = nn.Linear(4 * wide, classes)
         initialize(self)

@@ -47,7 +47,7 @@ def test_the_masks_are_those_of_a_stable_sort(weights, share):
     count = round(share * sum(w.numel() for w in weights))
     expected = stable_masks(weights, count)
     plain = {"_bracket": lambda *_: None}
-    for replaced in ({}, plain, plain | {"_by_numpy": lambda _: False}):  # bracketed, radix, as on other devices
+    for replaced in ({}, plain, plain | {"uses_numpy": lambda _: False}):  # bracketed, radix, as on other devices
         with pytest.MonkeyPatch.context() as patch:
             for name, function in replaced.items():
                 patch.setattr(select, name, function)

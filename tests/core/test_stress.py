@@ -123,7 +123,7 @@ def test_the_masking_of_other_devices_gives_the_same_bits(monkeypatch):
 
     losses, weights = run()
     monkeypatch.setattr(regrow.core.weights, "bit_view", lambda tensor: bits(in_memory_order(tensor)))
-    monkeypatch.setattr(regrow.core.select, "_by_numpy", lambda score: False)
+    monkeypatch.setattr(regrow.core.select, "uses_numpy", lambda score: False)
     again, same = run()
     assert losses == again
     assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
