@@ -107,12 +107,12 @@ def _zig(folder: str, *arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "ziglang", *arguments], cwd=folder, check=True)
 
 
-def _sections(module: bytes) -> Iterator[tuple[int, bytes]]:
-    at = len(_MAGIC)
-    while at < len(module):
-        kind = module[at]
-        size, at = _read_unsigned(module, at + 1)
-        yield kind, module[at : at + size]
+def _sections(data: bytes, at: int = len(_MAGIC)) -> Iterator[tuple[int, bytes]]:
+    """The sections of a module, or from `at` on the subsections of a section."""
+    while at < len(data):
+        kind = data[at]
+        size, at = _read_unsigned(data, at + 1)
+        yield kind, data[at : at + size]
         at += size
 
 
@@ -125,17 +125,13 @@ def _custom(module: bytes, name: str) -> bytes | None:
 
 def _function_names(section: bytes) -> dict[int, str]:
     """The functions' names by number, from the custom section `name`."""
-    at, names = 0, {}
-    while at < len(section):
-        kind = section[at]
-        size, at = _read_unsigned(section, at + 1)
-        end = at + size
+    names = {}
+    for kind, body in _sections(section, 0):
         if kind == 1:
-            count, at = _read_unsigned(section, at)
+            count, at = _read_unsigned(body, 0)
             for _ in range(count):
-                number, at = _read_unsigned(section, at)
-                names[number], at = _read_text(section, at)
-        at = end
+                number, at = _read_unsigned(body, at)
+                names[number], at = _read_text(body, at)
     return names
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regrow.checks import check_fraction
 from regrow.core.bits import uniform
 from regrow.core.budget import Scope, keep_largest
 from regrow.core.distributed import local_part
@@ -150,6 +151,26 @@ class DropAndGrow(Pruner, ABC):
         for key in _MOMENTS:
             if isinstance(state.get(key), Tensor):
                 local_part(state[key]).masked_fill_(where, 0)
+
+
+class DropFraction(DropAndGrow, ABC):
+    """Moves the fraction `drop_fraction` of each layer's connections, or less as training goes on."""
+
+    resume_options = (*DropAndGrow.resume_options, "drop_fraction")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        sparsity: Level,
+        every: int | Literal["auto"] = "auto",
+        total_steps: int | None = None,
+        drop_fraction: float = 0.3,
+        **options: Unpack[DropAndGrowOptions],
+    ) -> None:
+        self.drop_fraction = check_fraction("drop_fraction", drop_fraction)
+        super().__init__(model, optimizer, sparsity=sparsity, every=every, total_steps=total_steps, **options)
 
 
 def annealed(fraction: float, t: int, total_steps: int) -> float:

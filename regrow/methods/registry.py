@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from regrow.text import did_you_mean, plain
@@ -152,8 +152,7 @@ def imported_methods(cls: type[Pruner] | None = None) -> Iterator[type[Pruner]]:
 
 
 def _load(path: str) -> type[Pruner]:
-    module, _, name = path.partition(":")
-    method: type[Pruner] = getattr(import_module(module), name)
+    method: type[Pruner] = resolve_name(path)
     return method
 
 

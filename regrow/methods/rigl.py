@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal, Unpack
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from regrow.checks import check_fraction
 from regrow.core.options import MethodInfo
-from regrow.core.schedule import Level
-from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
+from regrow.methods.drop_and_grow import DropFraction
 
 
-class RigL(DropAndGrow):
+class RigL(DropFraction):
     """Moves connections of `model` to where the gradient is largest; `total_steps` is the length of training."""
 
     info = MethodInfo(
@@ -35,21 +31,6 @@ class RigL(DropAndGrow):
     until = 0.75
     resets_momentum = True
     grows_by_gradient = True
-    resume_options = (*DropAndGrow.resume_options, "drop_fraction")
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        sparsity: Level,
-        every: int | Literal["auto"] = "auto",
-        total_steps: int | None = None,
-        drop_fraction: float = 0.3,
-        **options: Unpack[DropAndGrowOptions],
-    ) -> None:
-        self.drop_fraction = check_fraction("drop_fraction", drop_fraction)
-        super().__init__(model, optimizer, sparsity=sparsity, every=every, total_steps=total_steps, **options)
 
     def drop_and_grow(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Drop the smallest weights of each layer, grow as many by |gradient| (dropped ones may grow back)."""

@@ -14,19 +14,15 @@ layer, once per epoch (`every=len(loader)`) except after the last one. Different
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, Unpack
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from regrow.checks import check_fraction
 from regrow.core.options import MethodInfo
-from regrow.core.schedule import Level
-from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
+from regrow.methods.drop_and_grow import DropFraction
 
 
-class SET(DropAndGrow):
+class SET(DropFraction):
     """Moves the smallest weights of `model` to random places; `total_steps` is the length of training."""
 
     info = MethodInfo(
@@ -37,21 +33,6 @@ class SET(DropAndGrow):
     )
     scope = "er"
     resets_momentum = True
-    resume_options = (*DropAndGrow.resume_options, "drop_fraction")
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        sparsity: Level,
-        every: int | Literal["auto"] = "auto",
-        total_steps: int | None = None,
-        drop_fraction: float = 0.3,
-        **options: Unpack[DropAndGrowOptions],
-    ) -> None:
-        self.drop_fraction = check_fraction("drop_fraction", drop_fraction)
-        super().__init__(model, optimizer, sparsity=sparsity, every=every, total_steps=total_steps, **options)
 
     def drop_and_grow(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Drop the smallest positive and the largest negative weights, grow as many at random places that were free."""

@@ -241,17 +241,21 @@ def _unfollowed(path: str, module: nn.Module, why: str) -> Iterable[LayerReport]
     for name, inner in module.named_modules(prefix=path):
         if not isinstance(inner, LAYERS):
             continue
-        groups, outputs, inputs, _ = grouped(inner).shape
-        zeros = int((grouped(inner) == 0).all(-1).all(-1).sum())
-        text = why or f"inside a {type(module).__name__}"
-        yield LayerReport(
-            name=name,
-            inputs=(groups * inputs, groups * inputs),
-            outputs=(groups * outputs, groups * outputs),
-            spread=groups * outputs,
-            stayed={text: zeros} if zeros else {},
-            unsupported=text if zeros else "",
-        )
+        yield _unchanged(name, grouped(inner), why or f"inside a {type(module).__name__}")
+
+
+def _unchanged(name: str, weight: Tensor, why: str) -> LayerReport:
+    """Report a layer that keeps its weight, of shape (groups, outputs, inputs, kernel elements)."""
+    groups, outputs, inputs, _ = weight.shape
+    zeros = int((weight == 0).all(-1).all(-1).sum())
+    return LayerReport(
+        name=name,
+        inputs=(groups * inputs, groups * inputs),
+        outputs=(groups * outputs, groups * outputs),
+        spread=groups * outputs,
+        stayed={why: zeros} if zeros else {},
+        unsupported=why if zeros else "",
+    )
 
 
 def _functional(model: nn.Module, node: fx.Node) -> Iterable[LayerReport]:
@@ -266,17 +270,8 @@ def _functional(model: nn.Module, node: fx.Node) -> Iterable[LayerReport]:
     used = _PRODUCTS & {user.target for user in node.users}
     if not used or not isinstance(weight, nn.Parameter) or weight.dim() < 2:  # a bias
         return
-    outputs, inputs = weight.shape[0], weight.shape[1]
-    zeros = int((weight.detach().flatten(1) == 0).all(1).sum())
-    text = "its weight is not in a layer, but is passed to a function"
-    yield LayerReport(
-        name=str(node.target),
-        inputs=(inputs, inputs),
-        outputs=(outputs, outputs),
-        spread=outputs,
-        stayed={text: zeros} if zeros else {},
-        unsupported=text if zeros else "",
-    )
+    filters = weight.detach()[None, ..., None].flatten(3)
+    yield _unchanged(str(node.target), filters, "its weight is not in a layer, but is passed to a function")
 
 
 def _channels(layer: LayerReport) -> str:

@@ -46,8 +46,8 @@ def trace(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[fx.GraphModule, di
     `model` is changed, not copied. Raises `UntraceableError` if nothing of it can be traced.
     """
     untraced: dict[str, str] = {}
-    tracer = _Tracer(untraced)
     while True:
+        tracer = _Tracer(untraced)
         try:
             graph = tracer.trace(model)
             break
@@ -56,7 +56,6 @@ def trace(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[fx.GraphModule, di
             if path in untraced or not path:
                 raise UntraceableError(f"its forward cannot be traced: {_one_line(error)}") from error
             untraced[path] = f"cannot be traced: {_one_line(error)}"
-            tracer = _Tracer(untraced)
     plain = fx.Graph()  # without a reference to the tracer class, which unpickling the model would have to import
     plain.output(plain.graph_copy(graph, {}))
     traced = fx.GraphModule(model, plain)

@@ -130,14 +130,10 @@ def side_struct(lanes: int) -> type[ctypes.Structure]:
     The first fields are bytes from the first pixel, bytes from cell to cell, and the number of cells. `lanes` is the
     lane that each lane is filled from, `mask` is zero where the neighbor is outside the image.
     """
-    return struct_of("side", _side_fields(lanes))
-
-
-def _side_fields(lanes: int) -> Fields:
     vector = FieldType("ivec {}", ctypes.c_int32 * lanes)
     unused = FieldType("int32_t {}[11]", ctypes.c_int32 * 11)  # vectors are aligned to at most 64 bytes
     numbers = dict.fromkeys(("to", "from", "step", "cells", "shift"), I32)
-    return {**numbers, "unused": unused, "lanes": vector, "mask": vector}
+    return struct_of("side", {**numbers, "unused": unused, "lanes": vector, "mask": vector})
 
 
 @cache

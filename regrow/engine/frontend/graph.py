@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
@@ -121,6 +122,11 @@ class WeightedNode(Node):
     def macs(self) -> int:
         """Multiply-accumulates with non-zero weights for one image."""
         return int(self.weight.count_nonzero()) * self.out.pixels
+
+    @cached_property
+    def float_weights(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias in float32, for `reference`."""
+        return self.weight.float().contiguous(), self.bias.float().contiguous()
 
 
 @dataclass(frozen=True)

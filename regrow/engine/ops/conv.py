@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -86,15 +85,10 @@ class Conv(WeightedNode):
         kept = (self.out,) if self.keeps_out else ()
         return kept if self.second_output is None else (*kept, self.second_output.out)
 
-    @cached_property
-    def _float_weights(self) -> tuple[Tensor, Tensor]:
-        return self.weight.float().contiguous(), self.bias.float().contiguous()
-
     def reference(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, ...]:  # type: ignore[override]
         """Compute the outputs with torch."""
-        weight, bias = self._float_weights
         x = F.pad(x, self.window.padding_for(self.x.size, self.out.size))
-        y = F.conv2d(x, weight, bias, self.stride, 0, self.dilation, self.groups)
+        y = F.conv2d(x, *self.float_weights, self.stride, 0, self.dilation, self.groups)
         y = self.activation(y if residual is None else y + residual)
         kept = (y,) if self.keeps_out else ()
         return kept if self.second_output is None else (*kept, self.second_output.reference(y))

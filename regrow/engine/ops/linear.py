@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.nn.functional as F
@@ -52,13 +51,9 @@ class Linear(WeightedNode, KernelNode):
             raise call.unsupported("It is applied to images; the engine applies it to (batch, features) only.")
         call.add(cls, x, weight, read_bias(call, weight))
 
-    @cached_property
-    def _float_weights(self) -> tuple[Tensor, Tensor]:
-        return self.weight.float().contiguous(), self.bias.float().contiguous()
-
     def reference(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Compute the output with torch."""
-        y = F.linear(x.flatten(1), *self._float_weights)
+        y = F.linear(x.flatten(1), *self.float_weights)
         return self.activation(y).reshape(-1, *self.out.shape)
 
     def never_negative(self, value: Value) -> bool:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from regrow.engine.plan.layout import PlaneLayout
-
 if TYPE_CHECKING:
     from regrow.engine.ops.conv import ConvStep
 
@@ -191,12 +189,9 @@ def problem_of(step: ConvStep, lanes: int, threads: int = 1) -> TileProblem:
     """Return the tile problem of a convolution step."""
     node = step.node
     rows, cols = region_of(step)
-    nonzeros = int(node.weight.count_nonzero())
-    per_output = nonzeros / node.out.channels
-    if step.band:
-        rows = step.band
+    per_output = int(node.weight.count_nonzero()) / node.out.channels
     return TileProblem(
-        rows,
+        step.band or rows,
         cols,
         node.x.channels,
         node.kernel,
@@ -209,15 +204,11 @@ def problem_of(step: ConvStep, lanes: int, threads: int = 1) -> TileProblem:
     )
 
 
-def _out_planes(step: ConvStep) -> PlaneLayout:
-    planes = step.writes[0].planes
-    assert planes is not None
-    return planes
-
-
 def region_of(step: ConvStep) -> tuple[int, int]:
     """Return rows and columns of the output's region; one long row if row boundaries do not matter."""
-    node, grid = step.node, _out_planes(step).grid
-    pointwise = not step.band and node.kernel == (1, 1) and step.stride == (1, 1) and node.padding == (0, 0)
+    planes = step.writes[0].planes
+    assert planes is not None
+    grid = planes.grid
+    pointwise = not step.band and step.node.window.single_pixel and step.stride == (1, 1)
     plain = all(b.planes is not None and not b.planes.halo for b in (*step.reads, *step.writes))
     return (1, grid.rows * grid.cols) if pointwise and plain else (grid.rows, grid.cols)
