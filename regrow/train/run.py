@@ -21,7 +21,6 @@ from regrow.runs.folder import (
     DIVERGED,
     Metrics,
     RunFolderError,
-    cannot_write,
     check_entries,
     entered,
     read_metrics,
@@ -30,6 +29,7 @@ from regrow.runs.folder import (
     remove_shards,
     write_json,
     write_whole,
+    writing,
 )
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.runs.stop import Stop, StoppedError, stop_requests
@@ -294,7 +294,9 @@ class _Run:
     def _write_result(self, model: nn.Module, costs: Account) -> dict[str, Any]:
         if self._metrics:
             self._metrics.check_present()
-        self._save_model(model)
+        path = self.folder / "model.safetensors"
+        with writing(path):
+            save_model(model, path)
         result = make_result(self.trainer, costs, read_metrics(self.folder), self._last or {}, self._about())
         write_json(self.folder / "result.json", result)
         (self.folder / DIVERGED).unlink(missing_ok=True)  # from an earlier attempt
@@ -302,13 +304,6 @@ class _Run:
 
     def _about(self) -> dict[str, Any]:
         return about_run(self.recipe, self._elapsed(), self.ranks.size)
-
-    def _save_model(self, model: nn.Module) -> None:
-        path = self.folder / "model.safetensors"
-        try:
-            save_model(model, path)
-        except OSError as error:
-            raise cannot_write(path, error) from error
 
     def _account(self) -> Account:
         model = self.trainer.full_model()
