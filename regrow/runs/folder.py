@@ -168,15 +168,16 @@ def read_recipe(folder: Path | str) -> Recipe:
 
 def read_result(folder: Path | str) -> dict[str, Any] | None:
     """Return the result of the run in `folder`, or None if the run is not finished."""
-    return _read(Path(folder) / "result.json")
+    return read_object(Path(folder) / "result.json")
 
 
 def read_divergence(folder: Path | str) -> dict[str, Any] | None:
     """Return the record of how the run in `folder` diverged, or None if it did not."""
-    return _read(Path(folder) / DIVERGED)
+    return read_object(Path(folder) / DIVERGED)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file of a run folder, or None if there is no file."""
     try:
         result = json.loads(read_inside(path, _LARGEST_JSON))
     except FileNotFoundError:
