@@ -1,4 +1,4 @@
-"""Text for people: similar names for a misspelled one, commands that install, durations, pages in one HTML file."""
+"""Text for people: similar names for a misspelled one, what to install, durations, pages in one HTML file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from importlib import import_module
+from types import ModuleType
 
 
 def plain(name: str) -> str:
@@ -49,6 +51,17 @@ def install_hint(extra: str) -> str:
     'pip install "regrow[report]" (in a clone: pip install -e ".[report]")'
     """
     return f'pip install "regrow[{extra}]" (in a clone: pip install -e ".[{extra}]")'
+
+
+def optional_module(name: str, need: str, *, extra: str) -> ModuleType:
+    """Import an optional dependency; without it, the error states the `need` and how to install the extra.
+
+    >>> ray = optional_module("ray", "sweeps on Ray need ray", extra="dist")  # doctest: +SKIP
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{need}: {install_hint(extra)}") from error
 
 
 def duration(seconds: float) -> str:

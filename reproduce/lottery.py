@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -21,10 +20,11 @@ from regrow.report.tables import percent
 from regrow.runs.folder import write_json, write_whole
 from regrow.runs.outcomes import Outcome
 from regrow.runs.recipe import Recipe
-from regrow.system import environment, versions
+from regrow.system import environment
 from regrow.train import build
 from regrow.train.build import make_schedule, training_rate
 from regrow.train.loop import EpochTotals, Phase, Trainer, make_trainer
+from regrow.train.run import about_run, make_result
 from reproduce.experiments import Experiment
 from reproduce.results import Cell, ResultStore, mask_name, same_mask
 from reproduce.scales import Place, Scale
@@ -247,7 +247,6 @@ EXPERIMENTS = (
 
 
 _DROP = 0.2
-_FINAL = ("epoch", "step", "loss", "test_loss", "top1", "top5", "sparsity", "delta")
 
 
 @dataclass(frozen=True)
@@ -319,21 +318,8 @@ def _write(
     trainer: Trainer, recipe: Recipe, folder: Path, records: list[dict[str, Any]], seconds: float
 ) -> dict[str, Any]:
     """Write the level as a run folder; result.json comes last, because it marks the run as complete."""
-    last = records[-1]
-    size = account(trainer.model, trainer.sets.input, trainer.phase.pruner.masks)
-    result = {
-        "name": recipe.name(),
-        "key": recipe.key(),
-        "evaluated_on": "holdout" if recipe.holdout else "test",
-        **{name: last[name] for name in _FINAL if name in last},
-        **size.totals(),
-        "mask_updates": sum(epoch["refreshes"] for epoch in records),
-        "still_changing": trainer.dynamics.still_changing(),
-        "recipe": json.loads(json.dumps(dataclasses.asdict(recipe))),
-        "versions": versions(),
-        "processes": 1,
-        "seconds": seconds,
-    }
+    costs = account(trainer.model, trainer.sets.input, trainer.phase.pruner.masks)
+    result = make_result(trainer, costs, records, records[-1], about_run(recipe, seconds))
     run = folder / recipe.folder_name()
     run.mkdir(parents=True, exist_ok=True)
     write_whole(run / "recipe.toml", recipe.to_toml().encode())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from regrow.report import published
-from regrow.report.tables import method_title, percent
+from regrow.report.tables import Published, method_title, percent
 from regrow.text import quantity
 from reproduce.experiments import Experiment
 from reproduce.results import Cell, ResultStore
@@ -82,8 +82,8 @@ class MethodComparison:
                         "mask_updates": _updates(store, cell),
                         "parameters_left": store.share(cell, "nonzeros", "parameters"),
                         "paper_network": scale.beside(place[0]),
-                        "paper_mean": printed and printed[0],
-                        "paper_std": printed and printed[1],
+                        "paper_mean": printed and printed.mean,
+                        "paper_std": printed and printed.std,
                     }
                 )
         return found
@@ -97,19 +97,19 @@ class MethodComparison:
         return lines if all(cell == "–" for cell in theirs) else [*lines, [beside, percent(sparsity), "paper", *theirs]]
 
 
-def in_print(network: str, column: Column, sparsity: float) -> tuple[float | None, float | None] | None:
-    """Return the paper's mean and standard deviation; (None, None) if it did not converge, None if not reported."""
+def in_print(network: str, column: Column, sparsity: float) -> Published | None:
+    """Return the paper's accuracy, whose mean is None if it did not converge; None if not reported."""
     rows = [row for name in published.TABLES for row in published.table(name) if row.network == network]
     rows = [row for row in rows if row.source == "paper" and row.unit == column.unit]
     if column.method == "dense":
         means = [row for row in rows if row.dense_mean is not None]
-        return (means[0].dense_mean, means[0].dense_std) if means else None
+        return Published(means[0].dense_mean, means[0].dense_std) if means else None
     if column.fields and not column.printed:
         return None
     wanted = (method_title(column.method), sparsity, column.finetuned)
     for row in rows:
         if (row.method, row.sparsity, row.fine_tuned) == wanted and (row.mean is not None or row.outcome == "diverged"):
-            return row.mean, row.std
+            return Published(row.mean, row.std)
     return None
 
 
@@ -165,12 +165,7 @@ def places_of(names: Iterable[str], *, networks: Sequence[str] | None = None) ->
 def printed(network: str, column: Column, sparsity: float) -> str:
     """Return the paper's number as text."""
     found = in_print(network, column, sparsity)
-    if found is None:
-        return "–"
-    mean, std = found
-    if mean is None:
-        return "did not converge"
-    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+    return "–" if found is None else str(found)
 
 
 REWIRING = (DENSE, Column("snip"), Column("sparse-momentum"), Column("dsr"), Column("dpf"))
@@ -291,7 +286,7 @@ def _imagenet_view(scale: Scale, store: ResultStore) -> View:
                     column.title,
                     accuracy(store, cell),
                     "–" if numbers["top5"] is None else number(numbers["top5"]),
-                    "–" if paper is None or paper[0] is None else f"{paper[0]:.2f}",
+                    "–" if paper is None or paper.mean is None else f"{paper.mean:.2f}",
                     NOT_RUN if left is None else quantity(left.mean),
                 ]
             )
@@ -303,7 +298,7 @@ def _imagenet_view(scale: Scale, store: ResultStore) -> View:
                     **as_row(numbers["top1"], store.diverged(cell)),
                 }
                 | {name: found and found.mean for name, found in numbers.items() if name != "top1"}
-                | {"paper_top1": paper and paper[0]}
+                | {"paper_top1": paper and paper.mean}
             )
     head = ["pruned", "method", "top-1", "top-5", "paper, ResNet-50 on ImageNet", "parameters left"]
     note = explained(scale, "ResNet-50 on ImageNet, 90 epochs; its numbers for DSR and one for Incremental are others'")

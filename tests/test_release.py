@@ -115,7 +115,7 @@ def test_the_compiler_of_the_extra_is_the_one_that_builds_the_template():
 def test_every_extra_that_an_error_or_a_page_recommends_exists():
     files = [*(ROOT / "regrow").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
-    found = re.findall(r"(?:regrow\[|install_hint\(['\"])([a-z,]+)", text)
+    found = re.findall(r"(?:regrow\[|(?:install_hint\(|extra=)['\"])([a-z,]+)", text)
     named = {extra for extras in found for extra in extras.split(",")}
     assert install_hint("cli") == 'pip install "regrow[cli]" (in a clone: pip install -e ".[cli]")'
     assert named

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import logging
 import math
 import os
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from regrow.data.registry import DatasetInfo
 from regrow.system import cache_folder, write_atomically
-from regrow.text import install_hint
+from regrow.text import optional_module
 
 Bytes = NDArray[np.uint8]
 
@@ -47,11 +46,8 @@ def broken(path: Path, why: str, fix: str) -> DataError:
 
 def require(module: str) -> ModuleType:
     """Import an optional module of the extra `data`; the error says how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = {"PIL": "pillow"}.get(module.partition(".")[0], module.partition(".")[0])
-        raise ImportError(f"reading this needs {package}: {install_hint('data')}") from error
+    package = {"PIL": "pillow"}.get(module.partition(".")[0], module.partition(".")[0])
+    return optional_module(module, f"reading this needs {package}", extra="data")
 
 
 def download_folder(name: str) -> Path:

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from regrow.core.modules import unwrap
 from regrow.models import registry
 from regrow.models.base import Architecture
 from regrow.system import write_atomically
-from regrow.text import install_hint
+from regrow.text import optional_module
 
 RUN_MODEL = "model.safetensors"
 """File name of the trained model in a run folder."""
@@ -120,10 +119,7 @@ def locate(path: str | Path) -> Path:
 
 def safetensors(framework: str) -> Any:
     """Import safetensors, an optional dependency, for `framework` ("numpy" or "torch")."""
-    try:
-        return import_module(f"safetensors.{framework}")
-    except ImportError:
-        raise ImportError(f"model files need safetensors: {install_hint('cli')}") from None
+    return optional_module(f"safetensors.{framework}", "model files need safetensors", extra="cli")
 
 
 def read_json(text: str, path: Path) -> Any:

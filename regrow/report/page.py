@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -42,28 +42,11 @@ from regrow.text import duration
 
 
 @dataclass(frozen=True)
-class _Series:
-    """A series in the legend of the page."""
-
-    name: str
-    color: int
-    dashes: str
-
-
-@dataclass(frozen=True)
-class _Number:
-    """A large number and its caption."""
-
-    value: str
-    said: str
-
-
-@dataclass(frozen=True)
 class _Opening:
-    """The result of a task in one sentence and three numbers."""
+    """The result of a task in one sentence and three numbers with their captions."""
 
     sentence: str
-    numbers: tuple[_Number, ...]
+    numbers: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -78,9 +61,10 @@ class _Part:
     origins: list[Origin]
 
     @property
-    def series(self) -> list[_Series]:
+    def series(self) -> list[tuple[str, int, str]]:
+        """The name, color and dashes of every series, for the legend."""
         return [
-            _Series(name, index % len(LIGHT.series), " ".join(map(str, dash(index))))
+            (name, index % len(LIGHT.series), " ".join(map(str, dash(index))))
             for index, name in enumerate(self.task.series)
         ]
 
@@ -181,11 +165,12 @@ def _opening(task: Task) -> _Opening | None:
     sentence = f"{best.label}{compared} has {_top1(best):.1f} % accuracy{beside}."
     change = f"{_top1(best) - _top1(dense):+.1f}".replace("-", "−") if dense else f"{_top1(best):.1f} %"
     against = "points of accuracy against dense" if dense else "accuracy (no dense run)"
-    left = [
+    numbers = (
+        (change, against),
         (_share(best, "nonzeros", "parameters"), "parameters left"),
         (_share(best, "macs_kept", "macs"), "MACs left"),
-    ]
-    return _Opening(sentence, (_Number(change, against), *(_Number(*each) for each in left)))
+    )
+    return _Opening(sentence, numbers)
 
 
 def _top1(entry: Entry) -> float:
@@ -237,14 +222,6 @@ class Origin:
     sources: tuple[RunSource, ...]
 
 
-@dataclass(frozen=True)
-class RunEnvironment:
-    """Machine and software of one or more runs."""
-
-    number: int
-    facts: tuple[tuple[str, str], ...]
-
-
 class Environments:
     """Numbers the distinct environments of runs, in order of appearance."""
 
@@ -256,9 +233,9 @@ class Environments:
         facts = {name: value for name, value in run.environment.items() if name != "command"}
         return self._numbers.setdefault(json.dumps(facts), len(self._numbers) + 1) if facts else None
 
-    def all(self) -> list[RunEnvironment]:
-        """Return all environments so far."""
-        return [RunEnvironment(number, _facts(json.loads(text))) for text, number in self._numbers.items()]
+    def all(self) -> list[dict[str, str]]:
+        """Return machine and software of all environments so far, in the order of their numbers."""
+        return [_facts(json.loads(text)) for text in self._numbers]
 
 
 def origins(task: Task, environments: Environments) -> list[Origin]:
@@ -290,15 +267,11 @@ def _source(outcome: Outcome, environments: Environments, above: str) -> RunSour
         top1=("★ diverged" if outcome.diverged else "not finished") if top1 is None else f"{top1:.2f}",
         time="–" if seconds is None else duration(seconds),
         environment=environments.number(run),
-        command=_command(run.environment.get("command") or []),
+        command=shlex.join(map(str, run.environment.get("command") or [])),
     )
 
 
-def _command(words: Sequence[str]) -> str:
-    return shlex.join(map(str, words))
-
-
-def _facts(environment: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def _facts(environment: dict[str, Any]) -> dict[str, str]:
     versions = environment.pop("versions", {})
     facts = {**environment, **versions}
-    return tuple((name, str(value)) for name, value in facts.items() if value is not None)
+    return {name: str(value) for name, value in facts.items() if value is not None}

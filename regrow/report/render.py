@@ -16,7 +16,7 @@ from regrow.report.tables import Entry, Task, make_tasks, percent
 from regrow.runs.find import read_run
 from regrow.runs.folder import write_whole
 from regrow.runs.outcomes import group
-from regrow.text import install_hint
+from regrow.text import optional_module
 
 Format = Literal["svg", "png", "pdf"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -51,11 +51,7 @@ def can_draw() -> bool:
 
 def vl_convert() -> Any:
     """Return the vl_convert module, which is an optional dependency."""
-    try:
-        import vl_convert
-    except ImportError:
-        raise ImportError(f"figures need altair and vl-convert-python: {install_hint('report')}") from None
-    return vl_convert
+    return optional_module("vl_convert", "figures need altair and vl-convert-python", extra="report")
 
 
 def vega_lite_version() -> str:

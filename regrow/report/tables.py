@@ -192,8 +192,8 @@ class Published:
     mean: float | None
     """Top-1 in percent; None if the training is reported as not converged."""
     std: float | None
-    scale: str
-    """Length of the training, such as `300 epochs`."""
+    scale: str = ""
+    """Length of the training, such as `300 epochs`; empty if it is stated elsewhere."""
 
     def __str__(self) -> str:
         """Return the number as text."""

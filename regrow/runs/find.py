@@ -15,8 +15,8 @@ from regrow.runs.folder import (
     CHECKPOINT,
     RunFolderError,
     read_divergence,
-    read_inside,
     read_metrics,
+    read_object,
     read_recipe,
     read_result,
 )
@@ -57,14 +57,7 @@ class Run:
         """Machine and software versions; empty if they were not recorded."""
         if "environment" in self._record:
             return dict(self._record["environment"])
-        path = self.folder / "environment.json"
-        try:
-            found: dict[str, Any] = json.loads(read_inside(path, 1 << 20))
-        except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            raise RunFolderError(f"{path} is damaged: {error}") from None
-        return found
+        return read_object(self.folder / "environment.json") or {}
 
     @property
     def machine(self) -> str:

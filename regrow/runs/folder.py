@@ -112,12 +112,8 @@ def _not_inside(path: Path) -> RunFolderError:
 def locked(folder: Path) -> Iterator[None]:
     """Lock `folder` for this process. The operating system releases the lock however the process ends."""
     path = folder / "lock"
-    try:
+    with writing(path):
         file = os.fdopen(open_inside(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+", encoding="utf-8")
-    except RunFolderError:
-        raise
-    except OSError as error:
-        raise cannot_write(path, error) from error
     with file:
         if not lock(file.fileno()):
             file.seek(0)
@@ -136,11 +132,9 @@ def made(folder: Path, *, file: Path | None = None) -> Iterator[bool]:
 
     If it cannot be made, the error names the `file` that it is for.
     """
-    try:
+    with writing(file or folder):
         new = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(file or folder, error) from error
     try:
         yield bool(new)
     except BaseException:
@@ -174,15 +168,16 @@ def read_recipe(folder: Path | str) -> Recipe:
 
 def read_result(folder: Path | str) -> dict[str, Any] | None:
     """Return the result of the run in `folder`, or None if the run is not finished."""
-    return _read(Path(folder) / "result.json")
+    return read_object(Path(folder) / "result.json")
 
 
 def read_divergence(folder: Path | str) -> dict[str, Any] | None:
     """Return the record of how the run in `folder` diverged, or None if it did not."""
-    return _read(Path(folder) / DIVERGED)
+    return read_object(Path(folder) / DIVERGED)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file of a run folder, or None if there is no file."""
     try:
         result = json.loads(read_inside(path, _LARGEST_JSON))
     except FileNotFoundError:
@@ -202,7 +197,7 @@ class Metrics:
 
     def __init__(self, path: Path, position: int) -> None:
         self.path = path
-        try:
+        with writing(path):
             self._file = os.fdopen(open_inside(path, os.O_RDWR | os.O_CREAT), "r+b")
             if not 0 <= position <= os.fstat(self._file.fileno()).st_size:
                 self._file.close()
@@ -212,10 +207,6 @@ class Metrics:
             self._file.truncate(position)
             self._file.seek(position)
             self._identity = os.fstat(self._file.fileno())
-        except RunFolderError:
-            raise
-        except OSError as error:
-            raise cannot_write(path, error) from error
 
     @property
     def position(self) -> int:
@@ -233,12 +224,10 @@ class Metrics:
 
     def append(self, record: dict[str, Any]) -> None:
         """Write a line and sync it to disk, because a checkpoint that counts it may follow."""
-        try:
+        with writing(self.path):
             self._file.write((json.dumps(record, allow_nan=False) + "\n").encode())
             self._file.flush()
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -264,15 +253,24 @@ def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace `path` atomically: a reader sees the old content or the new one, never a part."""
-    try:
+    with writing(path):
         write_atomically(path, content)
-    except OSError as error:
-        raise cannot_write(path, error) from error
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write `content` as indented JSON."""
     write_whole(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error of the operating system into the `RunFolderError` of `cannot_write`."""
+    try:
+        yield
+    except RunFolderError:
+        raise
+    except OSError as error:
+        raise cannot_write(path, error) from error
 
 
 def cannot_write(path: Path, error: OSError) -> RunFolderError:

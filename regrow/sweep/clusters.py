@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regrow.sweep.jobs import ClusterError, Job, JobResult, Resources, work
-from regrow.text import install_hint
+from regrow.text import optional_module
 
 # Seconds in which the runs must save when the sweep is stopped, before their workers are killed.
 GRACE = 30.0
@@ -19,7 +19,7 @@ class RayExecutor:
     """Submits each run to Ray as a task with the processors and GPUs it needs."""
 
     def __init__(self, workers: int | None, resources: Resources) -> None:
-        self._ray = _ray()
+        self._ray = optional_module("ray", "sweeps on Ray need ray", extra="dist")
         self._own = not self._ray.is_initialized()
         if self._own:
             self._connect(workers, resources)
@@ -89,7 +89,7 @@ class SlurmExecutor:
     """Submits each run to SLURM as a job. The files of submitit are in the folder `.slurm` of the sweep."""
 
     def __init__(self, workers: int, resources: Resources, folder: Path) -> None:
-        submitit = _submitit()
+        submitit = optional_module("submitit", "sweeps on SLURM need submitit", extra="dist")
         self.workers, self._threads = workers, resources.cpus
         self._failures = (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError, OSError)
         cluster = resources.address or "slurm"
@@ -144,19 +144,3 @@ def _work_on_ray(job: Job, threads: int, settings: dict[str, str]) -> JobResult:
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     return work(job, threads=threads)
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise ImportError(f"sweeps on Ray need ray: {install_hint('dist')}") from None
-    return ray
-
-
-def _submitit() -> Any:
-    try:
-        import submitit
-    except ImportError:
-        raise ImportError(f"sweeps on SLURM need submitit: {install_hint('dist')}") from None
-    return submitit

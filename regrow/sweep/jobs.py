@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from regrow.runs.folder import InUseError, RunFolderError, cannot_write, open_inside, read_result
+from regrow.runs.folder import InUseError, RunFolderError, open_inside, read_result, writing
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.runs.stop import GRACE, StoppedError, stop_with_parent
 
@@ -146,13 +146,9 @@ def _train(job: Job, threads: int) -> JobResult:
 def _logged(folder: Path) -> Iterator[None]:
     """Redirect the output of this process to the run's log; remove the log if it stays empty."""
     path = folder / LOG
-    try:
+    with writing(path):
         folder.mkdir(parents=True, exist_ok=True)
         log = open_inside(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    except RunFolderError:
-        raise
-    except OSError as error:
-        raise cannot_write(path, error) from error
     before = [os.dup(stream) for stream in (1, 2)]
     for stream in (1, 2):
         os.dup2(log, stream)

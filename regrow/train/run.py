@@ -21,7 +21,6 @@ from regrow.runs.folder import (
     DIVERGED,
     Metrics,
     RunFolderError,
-    cannot_write,
     check_entries,
     entered,
     read_metrics,
@@ -30,6 +29,7 @@ from regrow.runs.folder import (
     remove_shards,
     write_json,
     write_whole,
+    writing,
 )
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.runs.stop import Stop, StoppedError, stop_requests
@@ -37,7 +37,7 @@ from regrow.system import environment, versions
 from regrow.train import checkpoint
 from regrow.train.distributed import Ranks, joined, make_mesh
 from regrow.train.events import EpochEnded, Event, Finished, Listener, Started, Stepped
-from regrow.train.loop import DivergedError, StateError, make_trainer
+from regrow.train.loop import DivergedError, StateError, Trainer, make_trainer
 
 # Entries of the result that come from the record of the last epoch (never the best one).
 _FINAL = ("epoch", "step", "loss", "test_loss", "top1", "top5", "sparsity", "delta")
@@ -113,6 +113,44 @@ def _differences(saved: Recipe, recipe: Recipe) -> str:
         for name, value in dataclasses.asdict(saved).items()
         if value != wanted[name]
     )
+
+
+def about_run(recipe: Recipe, seconds: float, processes: int = 1) -> dict[str, Any]:
+    """Return the identity, versions and time of a run."""
+    return {
+        "name": recipe.name(),
+        "key": recipe.key(),
+        "recipe": json.loads(json.dumps(dataclasses.asdict(recipe))),
+        "versions": versions(),
+        "processes": processes,
+        "seconds": seconds,
+    }
+
+
+def make_result(
+    trainer: Trainer, costs: Account, records: list[dict[str, Any]], last: dict[str, Any], about: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the content of result.json; `records` are those of all epochs and `last` is that of the last one."""
+    return {
+        "name": about["name"],
+        "key": about["key"],
+        "evaluated_on": "holdout" if trainer.recipe.holdout else "test",
+        **{name: last[name] for name in _FINAL if name in last},
+        **costs.totals(),
+        "mask_updates": sum(epoch["refreshes"] for epoch in records),
+        "still_changing": trainer.dynamics.still_changing(),
+        **_input(trainer),
+        **about,
+    }
+
+
+def _input(trainer: Trainer) -> dict[str, Any]:
+    """Return shape and type of one input of a user's network; networks of regrow.models store theirs."""
+    if not trainer.recipe.imports:
+        return {}
+    given = trainer.sets.input
+    shape, dtype = (given.shape[1:], given.dtype) if isinstance(given, Tensor) else (given, torch.float32)
+    return {"input_shape": list(shape), "input_dtype": str(dtype).removeprefix("torch.")}
 
 
 class _Run:
@@ -254,51 +292,18 @@ class _Run:
         return result
 
     def _write_result(self, model: nn.Module, costs: Account) -> dict[str, Any]:
-        last = self._last or {}
         if self._metrics:
             self._metrics.check_present()
-        self._save_model(model)
-        about = self._about()
-        result = {
-            "name": about.pop("name"),
-            "key": about.pop("key"),
-            "evaluated_on": "holdout" if self.recipe.holdout else "test",
-            **{name: last[name] for name in _FINAL if name in last},
-            **costs.totals(),
-            "mask_updates": sum(epoch["refreshes"] for epoch in read_metrics(self.folder)),
-            "still_changing": self.trainer.dynamics.still_changing(),
-            **self._input(),
-            **about,
-        }
+        path = self.folder / "model.safetensors"
+        with writing(path):
+            save_model(model, path)
+        result = make_result(self.trainer, costs, read_metrics(self.folder), self._last or {}, self._about())
         write_json(self.folder / "result.json", result)
         (self.folder / DIVERGED).unlink(missing_ok=True)  # from an earlier attempt
         return result
 
-    def _input(self) -> dict[str, Any]:
-        """Return shape and type of one input of a user's network; networks of regrow.models store theirs."""
-        if not self.recipe.imports:
-            return {}
-        given = self.trainer.sets.input
-        shape, dtype = (given.shape[1:], given.dtype) if isinstance(given, Tensor) else (given, torch.float32)
-        return {"input_shape": list(shape), "input_dtype": str(dtype).removeprefix("torch.")}
-
     def _about(self) -> dict[str, Any]:
-        """Return the identity, versions and time of the run."""
-        return {
-            "name": self.recipe.name(),
-            "key": self.recipe.key(),
-            "recipe": json.loads(json.dumps(dataclasses.asdict(self.recipe))),
-            "versions": versions(),
-            "processes": self.ranks.size,
-            "seconds": self._elapsed(),
-        }
-
-    def _save_model(self, model: nn.Module) -> None:
-        path = self.folder / "model.safetensors"
-        try:
-            save_model(model, path)
-        except OSError as error:
-            raise cannot_write(path, error) from error
+        return about_run(self.recipe, self._elapsed(), self.ranks.size)
 
     def _account(self) -> Account:
         model = self.trainer.full_model()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from regrow.text import install_hint
+from regrow.text import optional_module
 from reproduce.theory.descent import Picture, values
 from reproduce.theory.study import Record
 
@@ -141,9 +141,5 @@ def save(chart: Any, folder: Path, name: str) -> list[Path]:
 
 
 def _altair() -> Any:
-    try:
-        import altair
-        import vl_convert  # noqa: F401  (altair needs it to save files)
-    except ImportError as error:
-        raise ImportError(f"figures need more packages: {install_hint('report')}") from error
-    return altair
+    optional_module("vl_convert", "figures need more packages", extra="report")  # altair needs it to save files
+    return optional_module("altair", "figures need more packages", extra="report")

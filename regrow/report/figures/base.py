@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from regrow.text import install_hint
+from regrow.text import optional_module
 
 SHOWN = "indexof(shown, datum.series) >= 0"
 """Vega filter for figures in which series can be hidden."""
@@ -59,11 +59,7 @@ class Figure:
 
 def altair() -> Any:
     """Return the altair module, which is an optional dependency."""
-    try:
-        import altair
-    except ImportError:
-        raise ImportError(f"figures need altair and vl-convert-python: {install_hint('report')}") from None
-    return altair
+    return optional_module("altair", "figures need altair and vl-convert-python", extra="report")
 
 
 def new_chart() -> Any:
