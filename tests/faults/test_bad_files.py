@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regrow.runs.find import find_runs
 from regrow.runs.folder import RunFolderError, read_metrics, read_recipe, read_result
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.sweep import read_sweep
@@ -151,6 +152,14 @@ def test_a_damaged_result_or_line_of_metrics_is_named(tmp_path, content):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"epoch": 1}\n' + content + b"\n")
     with pytest.raises(RunFolderError, match=r"metrics\.jsonl, line 2 is damaged"):
         read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"null", b"{", b"[" * 100_000])
+def test_a_damaged_environment_is_named(folder, content):
+    (folder / "environment.json").write_bytes(content)
+    (interrupted_run,) = find_runs([folder])
+    with pytest.raises(RunFolderError, match=r"environment\.json is damaged"):
+        _ = interrupted_run.environment
 
 
 TOML = st.recursive(
