@@ -26,7 +26,7 @@ _EPOCH = (
 
 def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
     """Return the record of a finished or diverged run: its result, its `curves`, and the machine."""
-    result = _ended(run) or {}
+    result = ended(run) or {}
     environment = json.loads((run / "environment.json").read_text())
     epochs = read_metrics(run)
     trained = [epoch for epoch in epochs if epoch["phase"] == "train"]
@@ -46,7 +46,8 @@ def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
     }
 
 
-def _ended(run: Path) -> dict[str, Any] | None:
+def ended(run: Path) -> dict[str, Any] | None:
+    """Return the result of a finished run, or the record of a diverged one."""
     return read_result(run) or read_divergence(run)
 
 
@@ -77,7 +78,7 @@ def main() -> None:
     parser.add_argument("-o", "--out", required=True, type=Path)
     parser.add_argument("--no-curves", action="store_true", help="leave out what happened in each epoch")
     options = parser.parse_args()
-    records = [record(run, curves=not options.no_curves) for run in options.runs if _ended(run) is not None]
+    records = [record(run, curves=not options.no_curves) for run in options.runs if ended(run) is not None]
     added = add(records, options.out)
     print(f"{len(records)} runs that ended of {len(options.runs)}, {added} of them new, written to {options.out}")
 

@@ -1,8 +1,8 @@
 """Runs the CIFAR-10 trainings that the pages still need, most valuable first, and writes finished runs to `results/`.
 
-`python -m benchmarks.queue RUNS` trains in folders of RUNS, one run at a time; the same command continues after any
-interruption and skips what `results/` holds already. `--list` shows what is left. `results/queue/start.sh` starts it
-together with the paper's 300-epoch training, on any machine.
+`python -m benchmarks.queue RUNS` trains in folders of RUNS; the same command continues after any interruption and skips
+what `results/` holds already. A run is recorded as soon as it ends. `--list` shows what is left.
+`results/queue/start.sh` starts it together with the paper's 300-epoch training, on any machine.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import collect, tuning
 from regrow.runs.recipe import Recipe
-from regrow.sweep import run_all
+from regrow.runs.stop import StoppedError
+from regrow.sweep import Began, SweepError, Update, run_all
 from reproduce.results import Cell, ResultStore
 from reproduce.scales import Scale, find_scale
 from reproduce.tuning import rate_cells
@@ -91,19 +93,29 @@ def _remedies(scale: Scale, level: float) -> list[Cell]:
     return [*cells, *_pruned(scale, ("dpf", "incremental"), level)]
 
 
-def work(runs: Path, workers: int) -> None:
-    """Train stage after stage; every finished run is recorded immediately."""
+def work(runs: Path, workers: int) -> bool:
+    """Train stage after stage and record each run as soon as it ends; return whether all runs could be trained."""
+    complete = True
     for stage in stages():
         if not (left := stage.left()):
             continue
         print(f"{stage.name}: {len(left)} trainings", flush=True)
-        for recipe in left if workers == 1 else [None]:
-            wanted = left if recipe is None else [recipe]
-            folders = run_all(wanted, runs, workers=workers)
-            collect.add((collect.record(folder) for folder in folders), stage.file)
-            print(f"  {', '.join(folder.name for folder in folders)}", flush=True)
+        try:
+            run_all(left, runs, workers=workers, listener=partial(_record, stage.file))
+        except SweepError as error:
+            print(error, flush=True)
+            complete = complete and not stage.left()  # what diverged has a record
         if stage.name == "learning rates":
             tuning.main([])
+    return complete
+
+
+def _record(file: Path, event: Began | Update) -> None:
+    """Write the runs that an event shows to have ended into `file`."""
+    jobs = event.jobs if isinstance(event, Began) else [event.job]
+    if ended := [job.folder for job in jobs if collect.ended(job.folder) is not None]:
+        collect.add(map(collect.record, ended), file)
+        print(f"  recorded {', '.join(folder.name for folder in ended)}", flush=True)
 
 
 def main() -> None:
@@ -116,7 +128,12 @@ def main() -> None:
         for stage in stages():
             print(f"{stage.name}: {len(stage.left())} of {len(stage.cells)} left")
         return
-    work(options.runs, options.workers)
+    try:
+        complete = work(options.runs, options.workers)
+    except StoppedError as stopped:
+        raise SystemExit(f"{stopped}. The same command continues.") from None
+    if not complete:
+        raise SystemExit("Some runs failed, see above. The same command tries them again.")
 
 
 if __name__ == "__main__":

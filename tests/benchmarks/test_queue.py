@@ -1,0 +1,86 @@
+"""The queue of trainings records every run as soon as it ends, a diverged one too, and repeats none of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import queue
+from regrow.runs.recipe import Recipe
+from reproduce.results import Cell
+
+SHORT = Recipe(epochs=1, width=4, batch=16, limit=128, every="auto", ramp_by="step", threads=1)
+
+
+def stage(file: Path, *recipes: Recipe) -> list[queue.Stage]:
+    return [queue.Stage("a few digits", [Cell((recipe,)) for recipe in recipes], file)]
+
+
+def test_every_run_is_recorded_once_and_a_diverged_one_is_not_repeated(tmp_path: Path, monkeypatch, capfd) -> None:
+    file = tmp_path / "records.jsonl"
+    monkeypatch.setattr(queue, "stages", lambda: stage(file, SHORT, SHORT.changed(seed=1), SHORT.changed(lr=1e30)))
+
+    assert queue.work(tmp_path / "runs", workers=2)
+
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sorted((each["recipe"]["seed"], "diverged" in each) for each in records) == [
+        (0, False),
+        (0, True),
+        (1, False),
+    ]
+    assert "1 of 3 runs failed" in capfd.readouterr().out
+
+    assert queue.work(tmp_path / "runs", workers=2)
+    assert capfd.readouterr().out == ""
+
+
+def test_a_run_that_was_finished_but_not_recorded_is_recorded_without_training_it_again(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "records.jsonl"
+    monkeypatch.setattr(queue, "stages", lambda: stage(file, SHORT))
+    queue.work(tmp_path / "runs", workers=1)
+    [first] = [json.loads(line) for line in file.read_text().splitlines()]
+    file.unlink()
+
+    assert queue.work(tmp_path / "runs", workers=1)
+
+    assert json.loads(file.read_text()) == first  # the seconds, too
+
+
+def test_a_stopped_queue_says_how_to_continue_in_one_line(tmp_path: Path) -> None:
+    program = (
+        "import pathlib; from benchmarks import queue; from tests.benchmarks.test_queue import SHORT, stage\n"
+        f"file = pathlib.Path({str(tmp_path / 'records.jsonl')!r})\n"
+        "queue.stages = lambda: stage(file, SHORT.changed(epochs=10**6))\n"
+        f"import sys; sys.argv[1:] = [{str(tmp_path / 'runs')!r}]; queue.main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    )
+    deadline = time.monotonic() + 120
+    while not list((tmp_path).rglob("metrics.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+
+    assert process.returncode == 1
+    assert errors.splitlines()[-1].endswith("The same command continues.")
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_stages_ask_for_every_recipe_of_the_papers_comparison(seed: int) -> None:
+    wanted = {
+        (recipe.method, recipe.sparsity if recipe.method != "dense" else None)
+        for each in queue.stages()
+        if each.name.endswith(f"seed {seed}")
+        for cell in each.cells
+        for recipe in cell.recipes
+    }
+    assert {("dense", None), ("dpf", 0.9), ("dpf", 0.95), ("incremental", 0.9), ("oneshot", 0.95)} <= wanted
