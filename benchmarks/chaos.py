@@ -4,7 +4,7 @@
     python -m benchmarks.chaos --kills 20 --only training --out /tmp/chaos.jsonl
 
 Each round is one line in `results/chaos/kills.jsonl`: what was done, the seed that repeats its random choices, kills,
-files checked, seconds. The command can be interrupted and continues with the missing kills. It stops at
+files checked, seconds. An interrupted command resumes with the missing kills. It stops at
 the first damaged file, lost run, or result that is not bit-identical to that of an undisturbed process, and keeps the
 folder.
 """
@@ -49,7 +49,7 @@ def main() -> None:
         wanted = options.kills or KILLS[name]
         while (done := _totals(_records(options.out))[name, "kills"]) < wanted:
             _round(name, done, wanted, options.out)
-    print(f"\n{summary(_records(options.out))}\n\nno damaged file, no lost run, every end bit for bit the same")
+    print(f"\n{summary(_records(options.out))}\n\nno damaged file, no lost run, every result bit-identical")
 
 
 def _round(name: str, done: int, wanted: int, out: Path) -> None:

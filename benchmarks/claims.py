@@ -57,9 +57,9 @@ def _join(parts: Sequence[str]) -> str:
 
 PARTS = {"claims-cifar10": ("CIFAR-10, ResNet-8", "jpeg"), "claims-digits": ("digits", "digits")}
 READING = f"""
-Two numbers: DPF's accuracy and that of the comparison in which it is least ahead, or what the claim is about. *Yes*
-means that all comparisons agree, *partly* that some do, *no* that none does, *undecided* that the runs are not
-comparable or too few.
+The two numbers are DPF's accuracy and the other accuracy of the comparison in which DPF is least ahead, or the
+quantities that the claim is about. *Yes* means that all comparisons agree, *partly* that some do, *no* that none does,
+*undecided* that the runs are not comparable or too few.
 
 These are trainings on two CPU cores: ResNet-8 on {JPEG} for 8 epochs, and a network of three convolutions on the
 digits that come with the package. They are far smaller than the paper's, so a claim that is not reproduced here is not
@@ -87,12 +87,12 @@ def _explanation(row: Sequence[Claim]) -> str:
 
 
 def _evidence(claim: Claim) -> str:
-    """Return a claim with its evidence; a table of nothing but what was not run says nothing."""
+    """Return a claim with its evidence, but without a table in which nothing was run."""
     return "" if claim.verdict == OPEN else f"## {claim.title}\n\n**{claim.verdict}**\n\n{claim.evidence}"
 
 
 def _table(name: str, scale: Scale, store: ResultStore) -> str:
-    """Return an item's table, or nothing where less than half of it was run."""
+    """Return an item's table, or an empty string if less than half of it was run."""
     view = find_experiment(name).view(scale, store)
     if 2 * sum(row.get("mean") is not None for row in view.rows) < len(view.rows):
         return ""
@@ -134,9 +134,7 @@ def _rates(scale: str) -> str:
     ]
     head = ["method", "chosen", "held-out top-1 by learning rate", "at an edge", "fine-tuning"]
     note = f"Chosen on {rows[0]['source']} with a seed of its own, at 90 % (SFP: 40 % of the filters)."
-    return (
-        f"## Learning rates\n\n{table(head, lines)}\n\n{note} A rate at an edge of what was tried may not be the best."
-    )
+    return f"## Learning rates\n\n{table(head, lines)}\n\n{note} A rate at an edge of the grid may not be the best."
 
 
 def _tried(row: dict[str, list[dict[str, float | None]]]) -> str:

@@ -76,11 +76,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("-o", "--out", required=True, type=Path)
-    parser.add_argument("--no-curves", action="store_true", help="leave out what happened in each epoch")
+    parser.add_argument("--no-curves", action="store_true", help="leave out the curves over epochs")
     options = parser.parse_args()
     records = [record(run, curves=not options.no_curves) for run in options.runs if ended(run) is not None]
     added = add(records, options.out)
-    print(f"{len(records)} runs that ended of {len(options.runs)}, {added} of them new, written to {options.out}")
+    print(f"{len(records)} of {len(options.runs)} runs have ended; {added} new records written to {options.out}")
 
 
 if __name__ == "__main__":

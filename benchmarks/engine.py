@@ -5,7 +5,7 @@
     python -m benchmarks.engine --parts threads [--networks resnet20 …] [--batches 1 32]
     python -m benchmarks.engine --parts trained --runs RUN …
 
-Each call measures a part and merges it into `results/benchmarks/engine.json`, or into the file that `--name` says
+Each call measures a part and merges it into `results/benchmarks/engine.json`, or into the file given by `--name`
 (`engine-avx2`, for a machine without AVX-512). Weights are random with synthetic masks whose layer density is
 proportional to n^-0.3 (n weights in the layer, all layers included). Every runtime gets one thread; contenders take
 turns in short bursts, and the minimum CPU time counts (with two threads, the minimum wall time). DeepSparse 1.8 needs a
@@ -265,7 +265,7 @@ def merged(rows: list[Row], name: str) -> list[Row]:
     path = RESULTS / f"{name}.json"
     known = json.loads(path.read_text()) if path.exists() else {"machine": {}, "rows": []}
     if known["rows"] and known["machine"]["cpu"] != machine()["cpu"]:
-        raise SystemExit(f"{path} was measured on {known['machine']['cpu']}: give this machine a file with --name")
+        raise SystemExit(f"{path} was measured on {known['machine']['cpu']}: pass another --name for this machine")
     table = {tuple(row.get(key) for key in KEYS): row for row in (*known["rows"], *rows)}
     order = {name: number for number, name in enumerate([*PARTS, *SIZES])}
 

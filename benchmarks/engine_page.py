@@ -1,4 +1,4 @@
-"""The engine's measurements as a page shows them: one line for each model, with the aims that it missed."""
+"""The engine's measurements as Markdown: one line for each model, with the targets that it missed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ Rows = list[dict[str, Any]]
 
 def heading(result: dict[str, Any]) -> str:
     """Return how it was measured."""
-    made = f"`{result['command']}`, {result['date']}, {result['machine']['cpu']}, one thread, least processor time."
-    return (
-        f"{made} Masks are synthetic: layer density is proportional to n^-0.3 for n weights. In brackets: missed aims."
-    )
+    made = f"`{result['command']}`, {result['date']}, {result['machine']['cpu']}, one thread, minimum CPU time."
+    return f"{made} Masks are synthetic (density of a layer ~ n^-0.3 for n weights). In brackets: missed targets."
 
 
 def lines(rows: Rows) -> list[dict[str, str]]:
@@ -33,7 +31,7 @@ def _line(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _beside(value: float, aim: float | str) -> str:
-    return f"{value:.2f}" if isinstance(aim, str) or value >= aim else f"{value:.2f} (aim: {aim:g})"
+    return f"{value:.2f}" if isinstance(aim, str) or value >= aim else f"{value:.2f} (target: {aim:g})"
 
 
 def facts(rows: Rows) -> str:
@@ -43,7 +41,7 @@ def facts(rows: Rows) -> str:
     told = [f"The largest error against torch is {error:.0e} of the largest output."]
     slower = [row["AVX2 / AVX-512"] for row in parts["speed"] if "AVX2 / AVX-512" in row]
     if slower:
-        told.append(f"Kernels for AVX2 take {min(slower):.2f} to {max(slower):.2f} times as long (aim: 1.1).")
+        told.append(f"Kernels for AVX2 take {min(slower):.2f} to {max(slower):.2f} times as long (target: 1.1).")
     if parts["tuning"]:
         # Where only processor time was measured, one compiler did it all.
         built = max(row.get("build s", row["build CPU s"]) for row in parts["tuning"])
@@ -58,7 +56,7 @@ def facts(rows: Rows) -> str:
 
 
 def gains(rows: Rows) -> list[dict[str, str]]:
-    """Return what a second thread brings: one line for each network and batch, one column for each sparsity."""
+    """Return the speedup of a second thread: one line for each network and batch, one column for each sparsity."""
     shared = [row for row in rows if row["part"] == "threads"]
     columns = {f"{row['sparsity']:.0%}": "" for row in sorted(shared, key=lambda row: row["sparsity"])}
     lines: dict[str, dict[str, str]] = {}
@@ -76,7 +74,7 @@ def most(rows: Rows) -> str:
         for row in rows
         if row["part"] == "threads" and row["two threads"] < row["bar"] and "share alone ms" in row
     ]
-    return f"A share alone, with nothing to wait for or fetch, would bring {', '.join(found)}." if found else ""
+    return f"Without waiting and exchange, the speedup would be {', '.join(found)}." if found else ""
 
 
 def machine(limits: Rows) -> str:
@@ -84,11 +82,11 @@ def machine(limits: Rows) -> str:
     wide, narrow = (next(row for row in limits if row.get("lanes") == lanes) for lanes in (16, 8))
     written = ", ".join(f"{wide[f'{level} write GB/s']:.0f}" for level in ("L1", "L2", "L3"))
     return (
-        "**What the machine allows** (`python -m benchmarks.roofline`). With numbers in registers it does "
-        f"{wide['registers GMAC/s']:.0f} GMAC/s, and {wide['L1 GMAC/s']:.0f} with one operand from the nearest cache, "
-        f"which is what a weight that is not zero takes; with AVX2 {narrow['registers GMAC/s']:.0f} and "
-        f"{narrow['L1 GMAC/s']:.0f}. It writes {written} GB/s to the three levels of its cache. From that, the least "
-        "time for a network's arithmetic, and for reading and writing its activations once; they overlap only in part:"
+        "**Limits of the machine** (`python -m benchmarks.roofline`). With operands in registers: "
+        f"{wide['registers GMAC/s']:.0f} GMAC/s, and {wide['L1 GMAC/s']:.0f} with one in the first-level cache, "
+        f"as every non-zero weight needs; with AVX2 {narrow['registers GMAC/s']:.0f} and "
+        f"{narrow['L1 GMAC/s']:.0f}. It writes {written} GB/s to its three cache levels. The table has the "
+        "minimum times of a network's arithmetic and of reading and writing its activations once; they overlap in part:"
     )
 
 
@@ -102,7 +100,7 @@ def floors(limits: Rows, rows: Rows) -> list[dict[str, str]]:
             "arithmetic, ms": f"{row['arithmetic ms']:.3g}",
             "activations, ms": f"{row['activations ms']:.3g}",
             "engine, ms": f"{speed['engine ms']:.3g}",
-            "aim, ms": f"{speed['best dense ms'] / speed['bar']:.3g}",
+            "target, ms": f"{speed['best dense ms'] / speed['bar']:.3g}",
         }
         for row in limits
         if row["part"] == "network" and (speed := speeds.get((row["network"], row["sparsity"])))

@@ -1,8 +1,8 @@
-"""Prunes a trained ResNet-8 to 90 % in a quarter of its epochs, beside one-shot pruning and training from scratch.
+"""Compares DPF from a trained ResNet-8, in a quarter of its epochs, with one-shot pruning and training from scratch.
 
 `REGROW_DATA=... python -m benchmarks.existing RUNS` trains in folders of RUNS, one run at a time, and writes finished
-runs to `results/existing/cifar10-resnet8.jsonl`; the same command resumes. The learning rate of each way is the best of
-four on 5,000 held-out training images, with a dense network that has not seen them.
+runs to `results/existing/cifar10-resnet8.jsonl`; the same command resumes. The learning rate of each method is the best
+of four on 5,000 held-out training images, with a dense network that has not seen them.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def verdict(path: Path, mutation: Mutation, good: Original) -> str:
     if mutation in DAMAGE:
         same = state.keys() == good.state.keys() and all(identical(state[n], good.state[n]) for n in state)
         if not same:
-            raise AssertionError("a damaged file was believed")
+            raise AssertionError("a damaged file was loaded without an error")
         return "unharmed"
     if {name: list(tensor.shape) for name, tensor in state.items()} != shapes(original(path.read_bytes(), {})):
         raise AssertionError("the tensors are not what the file says")

@@ -1,8 +1,8 @@
 """Campaigns of `benchmarks.chaos`: kill real processes at random times, and check the files that they leave.
 
-Every campaign kills with SIGKILL until its work is done, checks all files after every kill, and compares the end with
-that of an undisturbed process. It returns the number of kills and of checked files, and raises an AssertionError if
-anything is wrong.
+Every campaign kills with SIGKILL until its work is done, checks all files after every kill, and compares the result
+with that of an undisturbed process. It returns the number of kills and of checked files, and raises an AssertionError
+if anything is wrong.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def two_writer_packing(folder: Path, chance: random.Random) -> Tally:
     folder.mkdir(parents=True)
     writers = [_start(_save_packed_forever, path, number) for number in range(2)]
     while not path.exists():
-        assert all(writer.is_alive() for writer in writers), "a writer ended before it wrote anything"
+        assert all(writer.is_alive() for writer in writers), "a writer ended before its first file"
     for _ in range(10):
         number = chance.randrange(2)
         _kill_within(writers[number], 0.2, chance, tally)
@@ -96,7 +96,7 @@ def two_writer_packing(folder: Path, chance: random.Random) -> Tally:
 
 
 def sweeping(folder: Path, chance: random.Random) -> Tally:
-    """Kill the driver of a sweep and its workers in turn; no finished run is lost or touched, all end alike."""
+    """Kill the driver of a sweep and its workers in turn; no finished run is lost or changed, all results are equal."""
     shape = {"sparsity": 0.5, "every": None, "epochs": 12, "batch": 256, "finetune_epochs": 0}
     recipes = [RECIPE.changed(method=method, **shape) for method in chance.sample(METHODS, 4)]
     _undisturbed(_sweep, recipes, folder / "undisturbed")
@@ -183,7 +183,7 @@ def _kill_within(process: BaseProcess, seconds: float, chance: random.Random, ta
 
 
 def _await_progress(process: BaseProcess, folder: Path) -> None:
-    """Wait for a new checkpoint, so that a machine too busy for anything between two kills still gets to the end."""
+    """Wait for a new checkpoint, so that the work makes progress between two kills even on a busy machine."""
 
     def written() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in folder.rglob("checkpoint.safetensors")}
@@ -257,10 +257,10 @@ def _writing(
     for _ in range(10):
         process = _start(write, path)
         while not said.exists():  # the first one takes a while
-            assert process.is_alive(), "it ended before it wrote anything"
+            assert process.is_alive(), "the process ended before its first file"
         _kill_within(process, 0.1, chance, tally)
         found, promised = number(path), int(said.read_text() or 0)
-        assert found >= promised, f"{path} is older than what was called written: {found} and {promised}"
+        assert found >= promised, f"{path} is older than the last one reported as written: {found}, not {promised}"
         tally.files += 1
     return tally
 

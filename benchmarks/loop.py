@@ -1,9 +1,9 @@
 """Images per second of regrow's training loop and of a plain PyTorch loop on the same network, data and optimizer.
 
-The plain loop is written by hand: batches, forward, backward, step. regrow's loop also sets the learning
-rate, checks every loss for NaN, times itself, watches the masks and calls back after every step. Dense, their ratio is
-the loop's own cost; with DPF the method's cost is added. The loops take turns step by step; the ratio is that of the
-median steps, because a slower machine slows both. The images are noise of CIFAR-10's shape, which is the
+The plain loop is written by hand: batches, forward, backward, step. regrow's loop also sets the learning rate, checks
+every loss for NaN, measures its time, records the masks and calls back after every step. In dense training, their ratio
+is the cost of regrow's loop; with DPF it includes the cost of the method. The loops take turns step by step, so that a
+slower machine slows both; the ratio is that of the median steps. The images are noise of CIFAR-10's shape, which is the
 same work as CIFAR-10 and needs no file.
 """
 
@@ -66,7 +66,7 @@ def bare(recipe: Recipe, sets: build.Sets) -> Iterator[None]:
 
 
 def compare(recipe: Recipe, steps: int) -> tuple[float, float]:
-    """Return the median seconds of a step of the bare loop, trained dense, and of regrow's loop with `recipe`."""
+    """Return the median seconds of a step of the plain loop (dense) and of regrow's loop with `recipe`."""
     sets = make_sets(steps + 1)
     by_hand = bare(recipe.changed(method="dense"), sets)
     ours, theirs = [], []

@@ -215,7 +215,7 @@ def better_rates(
             if top1.mean > row["mean"]:
                 yield (
                     f"{row['method']} at {percent(row['sparsity'])} came to {number(top1)} with a learning rate of "
-                    f"{lr:g}; the table keeps to {row['lr']:g}, which was ahead on the held-out images."
+                    f"{lr:g}; the table has {row['lr']:g}, which was better on the held-out images."
                 )
 
 
@@ -231,7 +231,7 @@ def _by_rate(scale: Scale, store: ResultStore, row: Mapping[str, Any]) -> dict[f
 
 
 def engine() -> str:
-    """Return how fast the engine is, beside what it should reach, with AVX2 and with AVX-512."""
+    """Return the speed of the engine with its targets, with AVX2 and with AVX-512."""
     parts = []
     for name, title in (("engine-avx2", "With AVX2"), ("engine", "With AVX-512")):
         result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))

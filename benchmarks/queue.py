@@ -1,7 +1,7 @@
 """Runs the CIFAR-10 trainings that the pages still need, most valuable first, and writes finished runs to `results/`.
 
-`python -m benchmarks.queue RUNS` trains in folders of RUNS; the same command continues after any interruption and skips
-what `results/` holds already. A run is recorded as soon as it ends. `--list` shows what is left.
+`python -m benchmarks.queue RUNS` trains in folders of RUNS; the same command resumes after an interruption and skips runs
+that are in `results/`. A run is recorded as soon as it ends. `--list` shows the missing runs.
 `results/queue/start.sh` starts it together with the paper's 300-epoch training, on any machine.
 """
 
@@ -122,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path, nargs="?", help="folder for the run folders")
     parser.add_argument("--workers", type=int, default=1, help="trainings at a time")
-    parser.add_argument("--list", action="store_true", help="show what is left and train nothing")
+    parser.add_argument("--list", action="store_true", help="show the missing runs and train nothing")
     options = parser.parse_args()
     if options.list or options.runs is None:
         for stage in stages():

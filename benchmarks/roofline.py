@@ -2,10 +2,10 @@
 
     python -m benchmarks.roofline [--networks resnet20 …]
 
-First the machine, for 16 and 8 floats in a vector: multiply-accumulates per second with numbers that are in registers,
-then with one operand from each level of the cache, which is what a weight that is not zero takes; and vectors read and
-written there. Then, from these, the least time of the arithmetic and of the activations of each network, one thread.
-Every step reads its input and writes its output, with halo, once. The two overlap in part.
+It measures one thread with vectors of 16 and of 8 floats: multiply-accumulates per second with all operands in
+registers, and with one operand from each cache level, as every non-zero weight needs; and the bandwidth of reading and
+writing each level. From these it computes the minimum time of the arithmetic and of the activations of each network, if
+every step reads its input and writes its output, with halo, once. The two times overlap in part.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Chooses learning rates from finished tuning runs, and records every candidate.
 
 `python -m benchmarks.tuning RUNS...` adds the runs to results/tuning/DATA-NETWORK.jsonl, writes what they choose to
-results/tuning/choices.json and the rates of the scales into reproduce/learning-rates.csv. Without runs, the choices
-are made again from the runs that were written down. A tuning run is, for example,
+results/tuning/choices.json and the rates of the scales into reproduce/learning-rates.csv. Without RUNS, the choices
+are made again from the recorded runs. A tuning run is, for example,
 `regrow train cifar-small --method dpf --lr 0.1 --holdout 5000 --seed 100`.
 """
 

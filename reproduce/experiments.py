@@ -1,4 +1,4 @@
-"""The experiments of the paper by name: run what is missing, tune learning rates, and show the results."""
+"""The experiments of the paper by name: run missing trainings, tune learning rates, and show the results."""
 
 from __future__ import annotations
 

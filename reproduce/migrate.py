@@ -1,4 +1,4 @@
-"""Rewrite records of older versions with the present names: `python -m reproduce.migrate FILE...`.
+"""Rewrite records of older versions with the current names: `python -m reproduce.migrate FILE...`.
 
 Each FILE has one record per line (`results/*.jsonl`) or is one record (`result.json` of a run). Old names of recipe
 fields and of methods' options are replaced, and `key` is computed again for every record that changes. Running it again
@@ -38,7 +38,7 @@ EVERY_METHOD = {"total": "total_steps", "decay": "weight_decay_at", "group": "pr
 
 
 def migrated(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record with present names and, if they differ, a new key.
+    """Return the record with current names and, if it changed, a new key.
 
     >>> migrated({"key": "old", "recipe": {"method": "set", "options": ["zeta=0.2"]}})["recipe"]["options"]
     ['drop_fraction=0.2']

@@ -212,7 +212,7 @@ def _smoke() -> Scale:
     )
     return Scale(
         name="smoke",
-        about="a small network on 256 digits, 3 epochs: it shows that everything runs, and nothing else",
+        about="a small network on 256 digits, 3 epochs: a quick test whose results mean nothing",
         stand_in=digits,
         seeds=(0,),
         finetune_epochs=1,

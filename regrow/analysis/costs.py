@@ -83,7 +83,7 @@ class Account:
 
     @property
     def sparsity(self) -> float:
-        """Fraction of all parameters that is zero, those that are not targeted included: `reached_ratio`."""
+        """Same as `reached_ratio`: the fraction of all parameters, targeted or not, that is pruned."""
         return self.reached_ratio
 
     @property
@@ -199,13 +199,12 @@ def account(
 ) -> Account:
     """Count parameters and MACs of `model` for one input, with and without zeros.
 
-    `input_shape` is the shape of one input without the batch dimension, such as `(3, 32, 32)`, or a batch, of which the
-    first input is used: a model that takes something other than floats needs one. A model with several inputs gets a
-    tuple of tensors, used as they are. The model runs once, in evaluation mode and without gradients, and is not
-    changed. On the meta device, all weights count as non-zero unless there are masks.
+    `input_shape` is the shape of one input without the batch dimension, such as `(3, 32, 32)`. If the input is not of
+    floats, pass a batch as a tensor; its first input is used. If the model has several inputs, pass a tuple of tensors;
+    they are used as they are. The model runs once, in evaluation mode and without gradients, and is not changed.
 
-    Zeros are the zeros of the weights or, with `masks` (by parameter name, True where a weight is kept), of the masks:
-    a weight that has just grown back is zero but not pruned.
+    Zeros are counted in the weights or, if given, in `masks` (by parameter name, True where a weight is kept): a weight
+    that has just grown back is zero but not pruned. On the meta device, without masks, no weight counts as zero.
 
     >>> from regrow.models import build
     >>> account(build("resnet20"), (3, 32, 32)).conv_macs
@@ -256,7 +255,7 @@ def _counts(
     sizes = [int(entry) for entry in entries if isinstance(entry, Integral)]
     if len(sizes) != len(entries):
         raise TypeError(
-            f"input_shape must be a shape such as (3, 32, 32), or a tensor or several, got {brief(input_shape)}"
+            f"input_shape must be a shape such as (3, 32, 32), a tensor or a tuple of tensors, got {brief(input_shape)}"
         )
 
     def run(*shape: int) -> MacCounts:
@@ -269,7 +268,7 @@ def _counts(
         shape = tuple(sizes)
         hint = f"; did you mean {shape[1:]}?" if _works(run, shape[1:]) else "."
         raise ValueError(
-            f"the model does not run on an input of shape {shape} ({reason}). input_shape is the shape of one input,"
+            f"the model cannot run on an input of shape {shape} ({reason}). input_shape is the shape of one input,"
             f" without the batch dimension{hint}"
         ) from error
 

@@ -33,7 +33,7 @@ class Epoch:
     epoch: int
     """Counted from 1."""
     change: Change
-    """From the end of the epoch before (or the masks at the start) to the end of this one."""
+    """Between the ends of the previous epoch (or the initial masks) and of this one."""
     refreshes: int
     """Number of observations in the epoch."""
     refresh_flip_ratio: float
@@ -45,7 +45,7 @@ class Epoch:
 
 
 class Dynamics:
-    """Records how masks change. It takes five bytes per element, and a few passes over them per observation.
+    """Record of how masks change: five bytes per element, and a few passes over them per observation.
 
     >>> masks = {"w": torch.tensor([True, True, False, False])}
     >>> dynamics = Dynamics(masks)
@@ -59,7 +59,7 @@ class Dynamics:
 
     def __init__(self, masks: Mapping[str, Tensor]) -> None:
         if not masks:
-            raise ValueError("there are no masks to watch: pass the pruner's masks, {parameter name: bool tensor}.")
+            raise ValueError("no masks to watch: pass the pruner's masks, {parameter name: bool tensor}.")
         self._shapes = {name: mask.shape for name, mask in masks.items()}
         self._mask = self._epoch_mask = self._flatten(masks)
         self._kept = self._epoch_kept = _count(self._mask)
@@ -81,7 +81,7 @@ class Dynamics:
         now = self._flatten(masks)
         self._advance(now)
         self._epochs += 1
-        # Past 32,767 epochs all changes count as one late epoch.
+        # Changes after epoch 32,767 are recorded as changes in that epoch.
         self._last_change.masked_fill_(self._moved, min(self._epochs, torch.iinfo(torch.int16).max))
         self._moved.zero_()
         record = Epoch(
@@ -99,8 +99,8 @@ class Dynamics:
     def still_changing(self) -> list[float]:
         """Return the fraction of elements that still change after epoch 0, 1, …, up to the last finished epoch.
 
-        This is the paper's last-change curve. It looks back from now, so the fractions grow as training continues, and
-        the last one is zero. The first one is the fraction of elements that have ever changed.
+        This is the paper's last-change curve. It counts changes up to the last finished epoch, so the last fraction is
+        zero, and the others grow as training continues. The first is the fraction of elements that have ever changed.
         """
         ends = torch.bincount(self._last_change.long(), minlength=self._epochs + 1)
         later = ends.sum() - ends.cumsum(0)
@@ -121,7 +121,7 @@ class Dynamics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         mine = {name: list(shape) for name, shape in self._shapes.items()}
         if state["shapes"] != mine:
             differing = sorted(
@@ -146,7 +146,7 @@ class Dynamics:
         return _change(changed, before, self._kept)
 
     def _flatten(self, masks: Mapping[str, Tensor]) -> Tensor:
-        """Return a copy, because masks change in place, as one tensor, because many small passes cost more than one."""
+        """Return a copy (masks change in place) as one tensor (one large pass is faster than many small ones)."""
         if {name: mask.shape for name, mask in masks.items()} != self._shapes:
             raise ValueError(
                 f"watching the masks {', '.join(self._shapes)}; got different names or shapes: {', '.join(masks)}."

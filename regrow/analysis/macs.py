@@ -79,7 +79,7 @@ class _Counter(TorchDispatchMode):
         self.counts = MacCounts()
         self._owners: dict[int, list[tuple[int, str]]] = {}
         self._kept_alive: list[Tensor] = []
-        # Memory that does not depend on the input, for weights that the forward pass computes.
+        # Storages that do not depend on the input, to follow weights that the forward pass computes.
         self._fixed = {tensor.untyped_storage()._cdata for tensor in (*parameters.values(), *buffers)}
         for name, parameter in parameters.items():
             if parameter.dim() > 1:
@@ -119,7 +119,8 @@ class _Counter(TorchDispatchMode):
         spans.sort()
 
     def _owner(self, tensor: Tensor) -> str | None:
-        # A view has the storage of its parameter. If parameters share it, the last that starts before the view counts.
+        # A view has the storage of its parameter. Of parameters that share it, the last one that starts before the view
+        # is its owner.
         spans = self._owners.get(tensor.untyped_storage()._cdata, [])
         position = bisect_right([offset for offset, _ in spans], int(tensor.storage_offset()))
         return spans[position - 1][1] if position else None
@@ -129,7 +130,7 @@ class _Counter(TorchDispatchMode):
         return bool(tensors) and all(tensor.untyped_storage()._cdata in self._fixed for tensor in tensors)
 
     def _follow(self, args: tuple[Any, ...], results: Any) -> None:
-        """Count what is computed from weights alone, such as a standardized weight, as the largest of them."""
+        """Treat a tensor computed only from weights, such as a standardized weight, as the largest of these weights."""
         tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
         owned = [tensor for tensor in tensors if self._owner(tensor) is not None]
         largest = max(owned, key=Tensor.numel, default=None)

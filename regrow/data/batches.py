@@ -128,7 +128,7 @@ class Batches:
         return [order[first : first + self.batch_size][self.rank :: self.world] for first in firsts]
 
     def _check_parts(self) -> None:
-        """Refuse a last batch with fewer images than processes: the others would wait for one without images."""
+        """Refuse a last batch with fewer images than processes: those without images would block the others."""
         smallest = self.images(len(self) - 1)
         if smallest < self.world:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, from parquet files or the original batches, which are pickles, without running code."""
+"""CIFAR-10 and CIFAR-100, from parquet files or the original pickled batches, read without running their code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from regrow.pickles import CarefulUnpickler
 
 @dataclass(frozen=True)
 class CifarFiles:
-    """Names of the files of one of the two data sets, and of their contents."""
+    """Names of the files of one data set, of the labels in them, and of the classes."""
 
     archive: Remote
     folder: str
@@ -145,7 +145,7 @@ class _Request:
 
 
 class _Reader(CarefulUnpickler):
-    """Accepts only the three names in CIFAR's files, and records them."""
+    """Unpickler that accepts only the three names in CIFAR's files, and records the calls."""
 
     def find_class(self, module: str, name: str) -> _Request:
         if (module.replace("._core", ".core"), name) in {

@@ -1,6 +1,6 @@
-"""Digits that come with the package, for a first try without a download.
+"""Handwritten digits that come with the package, so that a first run needs no download.
 
-8x8 images of handwritten digits, the test part of "Optical Recognition of Handwritten Digits" by E. Alpaydin
+8x8 images, the test part of "Optical Recognition of Handwritten Digits" by E. Alpaydin
 and C. Kaynak (1998), UCI Machine Learning Repository, https://doi.org/10.24432/C50P49, licensed CC BY 4.0.
 A pixel is the number of set pixels in a 4x4 block of a 32x32 bitmap (0 to 16), multiplied by 15 here.
 The split is fixed: in UCI's order, the first 1,297 images are for training and the last 500 for testing.
@@ -21,7 +21,7 @@ from regrow.data.registry import Dataset, DatasetInfo
 
 
 def load(info: DatasetInfo, split: str, **_: object) -> ImageSet:
-    """Return the "train" or "test" digits, which are not affected by the other arguments of `regrow.data.load`."""
+    """Return the "train" or "test" digits; the other arguments of `regrow.data.load` have no effect."""
     images, labels = _read(info)
     part = slice(None, info.train) if split == "train" else slice(info.train, None)
     return ImageSet(
@@ -39,7 +39,7 @@ def _read(info: DatasetInfo) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.ui
                 images, labels = archive["images"], archive["labels"]
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
-                raise  # the file is fine, the process may not open it
+                raise  # the file is not damaged, but the process may not open it
             raise broken(path, f"cannot be read ({error})", f"{info.source}.") from error
         if images.shape != (info.train + info.test, 8, 8) or labels.shape != (info.train + info.test,):
             raise DataError(f"{path}: holds images of shape {images.shape}. {info.source}.")

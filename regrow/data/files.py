@@ -79,7 +79,7 @@ def cached(sources: Sequence[Path], shape: tuple[int, ...], make: Callable[[], B
     """Return `make()`, from the cache if files with the same content were decoded before.
 
     Decoding CIFAR-10 takes several seconds, reading the decoded array a tenth of a second. A cache that cannot be read
-    or written (full disk, read-only home), or whose content has changed, only costs that time.
+    or written (full disk, read-only home), or whose content has changed, is not an error: the files are decoded again.
     """
     digest = hashlib.sha256(repr(shape).encode())
     for source in sources:

@@ -89,7 +89,7 @@ def _paths(folder: Path, name: str) -> list[Path]:
 
 
 def read_idx(path: Path, dimensions: int, *, most: int) -> Bytes:
-    """Read an array of at most `most` bytes in `dimensions` dimensions from an idx file, maybe compressed with gzip.
+    """Read an array of at most `most` bytes in `dimensions` dimensions from an idx file, with or without gzip.
 
     The limit is that of the data set: a small compressed file can hold any number of zeros.
     The format is: two zero bytes, the type, the number of dimensions, each size as a big-endian 32-bit word, the data.
@@ -127,7 +127,7 @@ MNIST = Dataset(
         test=10_000,
         mean=(0.1307,),
         std=(0.3081,),
-        pad=2,  # digits are centered: a shift by two pixels stands for a less careful hand
+        pad=2,  # the digits are centered: small shifts are enough
         flip=False,
         source=(
             "Put the four idx files of MNIST (train-images-idx3-ubyte.gz, ...), or a part of it in such files, into "

@@ -26,7 +26,7 @@ Image = tuple[int, bytes | None]
 _ROWS = 1000
 _ROWS_AT_ONCE = 100
 
-# Encoded; one of CIFAR has about 2,000 bytes.
+# In bytes, encoded; an image of CIFAR has about 2,000.
 _LARGEST_IMAGE = 1 << 16
 
 
@@ -41,7 +41,7 @@ def shards(folder: Path, split: str) -> list[Path]:
         for number in range(int(match[2])):
             name = f"{split}-{number:0{len(match[1])}}-of-{match[2]}.parquet"
             if not (folder / name).is_file():
-                raise DataError(f"{folder / name} is missing: only {len(found)} of {int(match[2])} files are there")
+                raise DataError(f"{folder / name} is missing: only {len(found)} of {int(match[2])} files were found")
     return found
 
 
@@ -56,7 +56,7 @@ def load(info: DatasetInfo, files: Sequence[Path], *, label: str, classes: tuple
 
 @contextmanager
 def opened(path: Path, info: DatasetInfo) -> Iterator[Any]:
-    """Open a parquet file; what pyarrow says about a broken one becomes a `DataError` that names it."""
+    """Open a parquet file; errors of pyarrow become a `DataError` that names the file."""
     arrow = require("pyarrow")
     try:
         yield require("pyarrow.parquet").ParquetFile(path)

@@ -73,7 +73,7 @@ def info(name: str) -> DatasetInfo:
 
 
 def title(name: str) -> str:
-    """Return the title of data set `name`; data of your own have only their name."""
+    """Return the title of data set `name`; for your own data (`module:function`), this is the name."""
     return name if ":" in name else info(name).title
 
 
@@ -93,7 +93,7 @@ def load(
     names it. `limit` keeps that many images, spread evenly over the set.
 
     ImageNet is a stream that `workers` processes decode (up to 8 by default). It cannot be downloaded, and its "test"
-    split are the validation images.
+    split contains the validation images.
 
     >>> train = load("digits", "train")
     >>> len(train), train.info.classes
@@ -108,6 +108,6 @@ def load(
 
 def _dataset(name: str) -> Dataset:
     if name not in DATASETS:
-        raise ValueError(f"unknown data set {name!r}: there are {', '.join(names())}.{did_you_mean(name, names())}")
+        raise ValueError(f"unknown data set {name!r}.{did_you_mean(name, names())} Known names: {', '.join(names())}.")
     dataset: Dataset = resolve_name(DATASETS[name])
     return dataset

@@ -100,7 +100,7 @@ class ImageStream:
         loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
             _Samples(self, augmentation),
             batch_sampler=batches,  # type: ignore[arg-type]
-            # A worker without a batch is useless.
+            # No more workers than batches.
             num_workers=min(self.workers, len(batches)),
             pin_memory=self.device.startswith("cuda"),
             # Without a generator, the loader would change the state of the global one.
@@ -115,9 +115,9 @@ class ImageStream:
 def _workers_of(loader: DataLoader[tuple[Tensor, Tensor]]) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
     """Iterate over `loader`, and stop its processes at the end of the block.
 
-    The traceback of a worker's error refers to the iterator, so the cyclic garbage collector would stop the workers at
-    some later time, before or after it closes the pipes to them. A thread that still writes could find its pipe closed,
-    or a pipe of the next loader with the same number. Processes forked before that would try to stop them, too.
+    Otherwise the workers would live until the cyclic garbage collector runs, because the traceback of a worker's error
+    refers to the iterator. Until then, a thread could write to a pipe that is already closed, or to a pipe of the next
+    loader with the same file descriptor. Processes forked in the meantime would also try to stop the workers.
     """
     iterator = iter(loader)
     try:

@@ -1,7 +1,7 @@
 """Export models for other runtimes and devices: `onnx()`, `program()`, `c()` and `wasm()`.
 
-A new format is a module with one function, and a line in `FORMATS`; its function is then an attribute here, and
-`regrow export` has its name, suffix and options. Importing this package does not import torch.
+To add a format, write a module with one function and add a line to `FORMATS`. The function is then an attribute of this
+package, and `regrow export` has the format's name, suffix and options. Importing this package does not import torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Format:
-    """A file format: its suffix, the function that writes it ("module:name"), and one phrase for the help text.
+    """A file format: its suffix, the function that writes it ("module:name"), and a phrase for the help text.
 
     The function is called as `writer(model, example_input, path, **options)`, without `example_input` if the format
     does not need one. If it returns something, `regrow export` prints that. With `is_folder`, the path is a folder.
@@ -57,8 +57,8 @@ _DTYPE = Option(Literal["fp32", "fp16", "bf16", "int8"], "fp32", "Precision of t
 _SPARSE = Option(bool, False, "Store sparse weights as sparse initializers: a smaller file, not a faster model.")
 _WEIGHTS = Option(Literal["fp32", "fp16", "int8"], "fp32", "Precision of the weights.")
 _LANES = Option(Literal[4, 8, 16], 4, "Floats in a vector register: 4 for NEON and SSE, 8 for AVX2, 16 for AVX-512.")
-_MEAN = Option(tuple[float, ...], (), "Mean of each channel, of pixels in [0, 1]. A run knows its own.")
-_STD = Option(tuple[float, ...], (), "Standard deviation of each channel, likewise.")
+_MEAN = Option(tuple[float, ...], (), "Mean of each channel, for pixels in [0, 1]; a run's is the default.")
+_STD = Option(tuple[float, ...], (), "Standard deviation of each channel; a run's is the default.")
 
 FORMATS = {
     "packed": Format(".regrow", "regrow.files.packed:save", "a small file for regrow.load", {"dtype": _DTYPE}, False),

@@ -1,4 +1,4 @@
-"""Export to one C file for devices, with the engine's kernels, the plan and the weights in it."""
+"""Export to one C file for devices: the engine's kernels, the plan and the weights."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class CExport:
     def __str__(self) -> str:
         sources = shlex.join([str(self.source), str(self.main)])
         lines = [
-            f"{self.source}, {self.header.name} and {self.main.name}, which checks itself:",
+            f"{self.source}, {self.header.name} and {self.main.name}, which checks the result:",
             f"    cc -O2 -ffp-contract=fast {sources} -lm -o check && ./check",
-            f"flash   {self.flash:>11,} bytes of weights and plan, and some tens of KB of code",
+            f"flash   {self.flash:>11,} bytes of weights and plan, plus 20 to 60 KB of code",
             f"RAM     {self.ram:>11,} bytes, static, in addition to input and output",
         ]
         if self.weights != "fp32":
@@ -114,13 +114,13 @@ def c(
 
 
 def _identifier(stem: str) -> str:
-    """Return the prefix of all names in the C files; it is never a whole name, so `int.c` and `exp.c` are fine."""
+    """Return the prefix of all names in the C files. No name is the prefix alone, so `int.c` and `exp.c` work."""
     plain = re.sub(r"\W", "_", stem, flags=re.ASCII)
     return plain if plain[0].isalpha() else f"net_{plain}"
 
 
 def rounded_graph(graph: Graph, weights: Format) -> Graph:
-    """Return the graph with the weights that a format can express."""
+    """Return the graph with its weights rounded to the format."""
     nodes = (
         replace(node, weight=_rounded_weight(node, weights)) if isinstance(node, WeightedNode) else node
         for node in graph.nodes
@@ -129,7 +129,7 @@ def rounded_graph(graph: Graph, weights: Format) -> Graph:
 
 
 def _rounded_weight(node: WeightedNode, weights: Format) -> Tensor:
-    """A layer's weights, batch norm included, as the format can express them; a ValueError if it cannot."""
+    """Return a layer's weights, with batch norm, rounded to the format; raise ValueError on overflow."""
     if not bool(node.weight.isfinite().all()):
         raise ValueError(f"{node.name!r} has weights that are not finite.")
     weight = rounded(node.weight, weights)
@@ -192,7 +192,7 @@ def _header(name: str, graph: Graph) -> str:
     upper = name.upper()
     shapes = [" x ".join(map(str, value.shape)) for value in (graph.input, graph.output)]
     return f"""\
-/* {name}: takes {shapes[0]} floats, gives {shapes[1]}. */
+/* {name}: takes {shapes[0]} floats, returns {shapes[1]}. */
 #ifndef {upper}_H
 #define {upper}_H
 
@@ -209,7 +209,7 @@ def _main(name: str, header: str, x: Tensor, y: Tensor) -> str:
     upper = name.upper()
     return "\n".join(
         [
-            f"/* Checks {name} against the result that was stored when it was written. */",
+            f"/* Checks {name} against the result of torch, stored when the file was written. */",
             "#include <math.h>",
             "#include <stdio.h>",
             f'#include "{header}"',

@@ -60,7 +60,7 @@ def onnx(
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of the error that started it; torch wraps it in pages of advice."""
+    """Return the first line of the original error, which torch wraps in pages of advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     first = str(error).strip().partition("\n")[0]
@@ -89,7 +89,7 @@ def _export(network: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
 
 
 def _make_sparse(proto: Any) -> None:
-    """Store each weight as sparse or dense, whichever is smaller; other initializers stay dense."""
+    """Store each weight as sparse or dense, whichever is smaller; keep other initializers dense."""
     package, helper = _needed("onnx", "onnx.numpy_helper")
     dense = []
     for initializer in proto.graph.initializer:
@@ -108,7 +108,7 @@ def _make_sparse(proto: Any) -> None:
 
 
 def _compare(network: nn.Module, inputs: tuple[Tensor, ...], data: bytes) -> None:
-    """Compare torch and ONNX Runtime on the example, on its first element, and on one element more than it has."""
+    """Compare torch and ONNX Runtime on the example, on its first element, and on a batch that is larger by one."""
     (runtime,) = _needed("onnxruntime")
     try:
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])

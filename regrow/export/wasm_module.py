@@ -1,4 +1,4 @@
-"""A network as a WebAssembly module with its script, types and a page to try it: no toolchain, no server."""
+"""Export to a WebAssembly module with a script, types and a page to try it, without toolchain or server."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from regrow.system import write_atomically
 from regrow.text import html_page, script_data
 
 _GENERATOR = '<meta name="generator" content="regrow">'
-"""Tells a page that an earlier export wrote from a page of the user's own."""
+"""Marks a page as written by an export, so that a page of the user is not overwritten."""
 
 
 @dataclass(frozen=True)
 class WasmExport:
-    """The files that were written, their cost, and the distance from the model.
+    """The files that `wasm` wrote, their size, and the error relative to the model.
 
     `size` is the size of `model.wasm` and `memory` what it uses when it runs, in bytes. `error` is relative to the
     largest output on the example; with fp16 and int8 it is the effect of rounding the weights. `checked` names the
@@ -86,9 +86,9 @@ def wasm(
         const model = await load("model.wasm");
         const y = model.run(float32Array);
 
-    `weights` "fp16" and "int8" (one scale per output channel) make the file smaller; the network computes in float32 in
-    any case, at the same speed. `mean` and `std` say how pixels in [0, 1] are normalized; they and the names of the
-    `classes` are stored for the page. A page of your own in `folder` is not overwritten. If Node.js or the package
+    `weights` "fp16" and "int8" (one scale per output channel) make the file smaller; the network always computes
+    in float32, at the same speed. `mean` and `std` are those that normalize pixels in [0, 1]; the page uses them and
+    the names of the `classes`. A page of your own in `folder` is not overwritten. If Node.js or the package
     `wasmtime` is installed, the module is run on the first example and compared with torch.
 
     >>> regrow.export.wasm(model, torch.randn(1, 3, 32, 32), "web")    # doctest: +SKIP
@@ -97,10 +97,10 @@ def wasm(
         raise ValueError(f"weights must be one of {', '.join(BITS)}, got {weights!r}")
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"folder must be a directory, and {str(folder)!r} is a file")
+        raise ValueError(f"folder must be a directory, but {str(folder)!r} is a file")
     page = folder / "index.html"
     if page.exists() and _GENERATOR not in page.read_text(errors="replace"):
-        raise ValueError(f"{page} was not written by regrow, and would be overwritten; choose another folder")
+        raise ValueError(f"{page} was not written by regrow, and is not overwritten; choose another folder")
     warn_if_unfinished(model)
     model, examples = prepared(model, example_input)
     if len(examples) == 0:
@@ -156,7 +156,7 @@ def _info(
         if len(values) not in (0, channels):
             raise ValueError(f"{name} must have a value for each of {channels} channels, got {len(values)}")
     if len(mean) != len(std):
-        raise ValueError("mean and std belong together: give both, or neither")
+        raise ValueError("mean and std belong together: pass both or neither")
     if len(mean):
         info |= {"mean": [float(value) for value in mean], "std": [float(value) for value in std]}
         if not (all(map(math.isfinite, info["mean"])) and all(0 < value < math.inf for value in info["std"])):

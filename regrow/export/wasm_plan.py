@@ -1,4 +1,4 @@
-"""What a WebAssembly module holds of an engine plan: its operations, its constants, and the weights in a small form.
+"""Converts an engine plan to the data of a WebAssembly module: operations, constants and packed weights.
 
 This module and `templates/template.c` know the engine's structures; the rest of the export does not.
 """
@@ -45,13 +45,13 @@ def template_source() -> str:
     """Return the C source of the template: the engine's kernels for every tile that fits, and `template.c`."""
     tiles = tuple(shape for shape in SHAPES if shape[0] * shape[1] * shape[2] <= most_sums(LANES))
     own = resources.files("regrow.export").joinpath("templates", "template.c").read_text(encoding="utf-8")
-    # Functions of their own, so that a module can leave out those that it does not call.
+    # Not inlined, so that a module can leave out functions that it does not call.
     engine = joined_source(*operation_files(), attributes="noinline, unused")
     return "\n".join([f"#define LANES {LANES}", Kernels(tiles).definitions(), engine, own])
 
 
 def source_digest() -> str:
-    """Return the digest of the template's source, which the template carries to tell which source it was built from."""
+    """Return the digest of the template's source. The template contains the digest of the source it was built from."""
     return hashlib.sha256(template_source().encode()).hexdigest()
 
 
@@ -75,12 +75,12 @@ def module_data(plan: Plan, weights: Format) -> ModuleData:
 
 
 def is_kernel(function: str) -> bool:
-    """Whether a module that does not call this function of the template can do without it."""
+    """Return whether a module can leave out this function of the template if it does not call it."""
     return function.startswith("tiles_") or function in {f"run_{kernel.name}" for kernel in registered_kernels()}
 
 
 def _kernels(op: Any) -> Iterator[str]:
-    """The names of the functions that an operation calls."""
+    """Yield the names of the functions that an operation calls."""
     name = _kernel_name(op)
     yield f"run_{name}"
     if name != "conv":
@@ -100,7 +100,7 @@ def _kernel_name(op: Any) -> str:
 
 
 def _weights(op: Any, constants: NDArray[np.uint8], kind: Format) -> Iterator[tuple[int, int, bytes]]:
-    """Yield where an operation's weights lie among the constants, their size in bytes, and their small form."""
+    """Yield the offset of an operation's weights in the constants, their size in bytes, and the packed weights."""
     name = _kernel_name(op)
     if name == "conv":
         rows = _conv_rows(op.as_.conv, constants)
@@ -119,8 +119,8 @@ _CONV, _LINEAR, _DENSE = range(3)
 class _Rows:
     """The weights of a layer, row by row: `struct packed` of template.c.
 
-    `row` is each weight's row, `place` where it is in a row that has all weights, -1 where zeros fill up a row.
-    `channel` is each row's output channel: rows of one channel share the scale of 8-bit weights.
+    `row` is the row of each weight, and `place` its position in the row if no weight were missing, or -1 for zeros that
+    pad a row. `channel` is the output channel of each row: rows of one channel share the scale of 8-bit weights.
     """
 
     packing: int
@@ -154,7 +154,7 @@ class _Rows:
         return b"".join(_padded(part) for part in (*(part.tobytes() for part in parts), gaps))
 
     def _stored(self, kind: Format) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The scale of each row (of int8 weights), and the values as they are stored."""
+        """Return the scale of each row (of int8 weights), and the values as they are stored."""
         if kind != "int8":
             return np.zeros(0, "<f4"), self.values.astype("<f4" if kind == "fp32" else "<f2")
         largest = np.zeros(int(self.channel.max()) + 1, np.float32)
@@ -163,10 +163,10 @@ class _Rows:
         return scales, np.rint(self.values / scales[self.row]).astype(np.int8)
 
     def _gaps(self) -> bytes:
-        """The distance of each weight from the one before it in its row, or nothing if no weight is missing."""
+        """Return the distance of each weight from the one before it in its row; empty if no weight is missing."""
         first = np.diff(self.row, prepend=-1) > 0
         place = np.where(self.place < 0, 0, self.place)
-        # A zero that fills up a row stays at the place of the last weight.
+        # A zero that pads a row stays at the place of the last weight.
         place = np.maximum.accumulate(place + self.row * self.length) - self.row * self.length
         gaps = place - np.where(first, -1, np.concatenate([[-1], place[:-1]]))
         if np.any(gaps < 0):
@@ -186,7 +186,7 @@ def _conv_rows(conv: Any, constants: NDArray[np.uint8]) -> _Rows:
     row = np.repeat(np.arange(len(lengths)), lengths)
     k = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     group, member = row // together, row % together
-    # Four weights of each member come together, offsets first, as long as there are four: `struct four`.
+    # The weights of each member are stored by fours, offsets first (`struct four`); the rest are stored one by one.
     in_fours = k < lengths[row] // 4 * 4
     fours, singly = 8 * (k // 4 * together + member) + k % 4, 2 * (k * together + member)
     at = 2 * starts[group] * together + np.where(in_fours, fours, singly)
@@ -197,7 +197,7 @@ def _conv_rows(conv: Any, constants: NDArray[np.uint8]) -> _Rows:
     taps = np.unique(within[values != 0])
     place = source * max(1, len(taps)) + np.searchsorted(taps, within)
     length = int(place[values != 0].max(initial=0)) + 1
-    backwards = group % conv.groups % 2 == 1  # in template.c, too
+    backwards = group % conv.groups % 2 == 1  # as in template.c
     place = np.where(values == 0, -1, np.where(backwards, length - 1 - place, place))
     channel = np.arange(groups) % conv.groups
     if together > 1:

@@ -1,10 +1,10 @@
 """Fills the prebuilt WebAssembly template with a network, without a compiler.
 
 Plan and weights become data segments behind the template's own data; nothing is relocated. The body of a function that
-the network does not call is replaced by a trap, so that functions keep their numbers and the module stays small.
+the network does not call is replaced by a trap: functions keep their numbers, and the module stays small.
 
 `python -m regrow.export.wasm_template` (`make template`) builds the template from the engine's source. It needs the
-package `ziglang`, whose compiler gives the same bytes on every machine.
+package `ziglang`, whose compiler produces the same bytes on every machine.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _EXPORTED = ("run", "unpack", "model", "__heap_base")
 
 
 def read_template() -> bytes:
-    """Return the template, checked to be built from the present source."""
+    """Return the template; raise an error if it was not built from the current source."""
     template = resources.files("regrow.export").joinpath("templates", "template.wasm").read_bytes()
     if _custom(template, "source") != source_digest().encode():
-        raise RuntimeError("templates/template.wasm was built from other kernels than these; run `make template`.")
+        raise RuntimeError("templates/template.wasm was not built from the current kernels; run `make template`.")
     return template
 
 
@@ -61,10 +61,10 @@ def fill(template: bytes, data: ModuleData, *, inputs: int, outputs: int, info: 
     x_at = _aligned(constants_at + len(data.constants))
     y_at = _aligned(x_at + 4 * inputs)
     arena_at = _aligned(y_at + 4 * outputs)
-    # The packed weights lie where the arena will be: they are unpacked, and cleared, before the first run.
+    # The packed weights are stored in the arena: they are unpacked and cleared before the first run.
     end = arena_at + max(data.arena_bytes, len(data.packed))
     if end > _MOST_BYTES:
-        raise ValueError(f"the network needs {end / 2**30:.1f} GB; a WebAssembly module holds at most 2 GB here.")
+        raise ValueError(f"the network needs {end / 2**30:.1f} GB; an exported module can use at most 2 GB.")
     header = struct.pack("<8I", plan_at, data.count, constants_at, arena_at, x_at, y_at, arena_at, len(data.packed))
     segments = [(model, header), (plan_at, data.operations), (arena_at, data.packed)]
     segments += [(constants_at + at, run) for at, run in _runs(data.constants)]
@@ -92,7 +92,7 @@ def info_of(module: bytes) -> dict[str, Any]:
 
 
 def build() -> bytes:
-    """Compile the template with the package `ziglang`, and sign it with the digest of its source."""
+    """Compile the template with the package `ziglang`, and append the digest of its source."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "template.c").write_text(template_source(), encoding="utf-8")
         _zig(folder, "cc", *_FLAGS, "-c", "template.c", "-o", "template.o")
@@ -108,7 +108,7 @@ def _zig(folder: str, *arguments: str) -> None:
 
 
 def _sections(data: bytes, at: int = len(_MAGIC)) -> Iterator[tuple[int, bytes]]:
-    """The sections of a module, or from `at` on the subsections of a section."""
+    """Yield the sections of a module, or the subsections of a section from offset `at` on."""
     while at < len(data):
         kind = data[at]
         size, at = _read_unsigned(data, at + 1)
@@ -117,14 +117,14 @@ def _sections(data: bytes, at: int = len(_MAGIC)) -> Iterator[tuple[int, bytes]]
 
 
 def _custom(module: bytes, name: str) -> bytes | None:
-    """The contents of a custom section."""
+    """Return the contents of a custom section, or None."""
     prefix = _text(name)
     bodies = (body for kind, body in _sections(module) if kind == _CUSTOM and body.startswith(prefix))
     return next((body[len(prefix) :] for body in bodies), None)
 
 
 def _function_names(section: bytes) -> dict[int, str]:
-    """The functions' names by number, from the custom section `name`."""
+    """Return the functions' names by number, from the custom section `name`."""
     names = {}
     for kind, body in _sections(section, 0):
         if kind == 1:
@@ -136,7 +136,7 @@ def _function_names(section: bytes) -> dict[int, str]:
 
 
 def _exports(section: bytes) -> dict[str, tuple[int, int]]:
-    """Kind and number of what is exported, by name."""
+    """Return the kind and number of each export, by name."""
     count, at = _read_unsigned(section, 0)
     found = {}
     for _ in range(count):
@@ -148,7 +148,7 @@ def _exports(section: bytes) -> dict[str, tuple[int, int]]:
 
 
 def _constant_globals(section: bytes) -> list[int]:
-    """The values of the globals, all of type i32."""
+    """Return the values of the globals, which are all of type i32."""
     count, at = _read_unsigned(section, 0)
     values = []
     for _ in range(count):
@@ -170,7 +170,7 @@ def _export_section(*exports: tuple[str, int, int]) -> bytes:
 
 
 def _code(template: bytes, section: bytes, kernels: frozenset[str]) -> bytes:
-    """The code section with the kernels that are called."""
+    """Return the code section with only the kernels that are called."""
     names = _function_names(_custom(template, "name") or b"")
     if missing := kernels - set(names.values()):
         raise RuntimeError(f"the template has no function {', '.join(sorted(missing))}; run `make template`.")
@@ -186,14 +186,14 @@ def _code(template: bytes, section: bytes, kernels: frozenset[str]) -> bytes:
 
 
 def _data(section: bytes, segments: list[tuple[int, bytes]]) -> bytes:
-    """The data section with more active segments."""
+    """Return the data section with more active segments."""
     count, at = _read_unsigned(section, 0)
     added = [b"\0\x41" + _signed(where) + b"\x0b" + _unsigned(len(what)) + what for where, what in segments]
     return _unsigned(count + len(added)) + section[at:] + b"".join(added)
 
 
 def _runs(constants: bytes, apart: int = 16) -> Iterator[tuple[int, bytes]]:
-    """Yield the parts of `constants` between long runs of zeros, which memory holds anyway."""
+    """Yield the parts of `constants` between long runs of zeros; memory is initialized to zero."""
     at = np.flatnonzero(np.frombuffer(constants, np.uint8))
     for run in np.split(at, np.flatnonzero(np.diff(at) > apart) + 1):
         if len(run):
@@ -213,7 +213,7 @@ def _text(text: str) -> bytes:
 
 
 def _unsigned(value: int) -> bytes:
-    """LEB128, as all numbers of the format are."""
+    """Encode a number in LEB128, as the format stores all numbers."""
     coded = bytearray()
     while value > 127:
         coded.append(value & 127 | 128)
@@ -230,7 +230,7 @@ def _signed(value: int) -> bytes:
 
 
 def _read_unsigned(data: bytes, at: int) -> tuple[int, int]:
-    """A number and where the next one starts."""
+    """Return a number and the offset after it."""
     value = shift = 0
     while True:
         byte = data[at]

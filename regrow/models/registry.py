@@ -92,7 +92,7 @@ def build(name: str, *, classes: int = 10, channels: int = 3, size: int = 32, **
 def _family(name: str) -> tuple[Callable[..., Network], list[int]]:
     for pattern, make in _FAMILIES:
         if match := re.fullmatch(pattern, name):
-            # By length first: Python takes long to read a number of many digits.
+            # Check the length first: Python is slow to parse a number of many digits.
             if any(len(number) > 9 or int(number) > _LARGEST_NUMBER for number in match.groups()):
                 raise ValueError(f"{name[:40]!r} is too large: depth and width go up to {_LARGEST_NUMBER}.")
             return make, [int(number) for number in match.groups()]
@@ -125,7 +125,7 @@ def _check_memory(draft: Network, channels: int, size: int) -> None:
     if count > _MOST_PARAMETERS:
         raise ValueError(f"it has {count:,} parameters, more than the {_MOST_PARAMETERS:,} allowed.")
     convolutions = [module for module in draft.modules() if isinstance(module, nn.Conv2d)]
-    # Running the draft imports modules for seconds: only if an upper bound, without strides, is too large.
+    # Running the draft imports modules, for seconds: do it only if an upper bound, without strides, is too large.
     if max(_numbers(module, size * size) for module in convolutions) <= _MOST_ACTIVATIONS:
         return
     largest = 0
@@ -148,13 +148,13 @@ def _check_memory(draft: Network, channels: int, size: int) -> None:
 
 
 def _numbers(convolution: nn.Conv2d, positions: int) -> int:
-    """Return how many numbers a convolution holds at once: its input, unfolded, or its output."""
+    """Return the size of a convolution's unfolded input or of its output, whichever is larger."""
     height, width = convolution.kernel_size
     return positions * max(convolution.in_channels * height * width, convolution.out_channels)
 
 
 class _WithoutFilling(TorchFunctionMode):
-    """Skips random initialization, which on the meta device does nothing but import modules for a second."""
+    """Skips random initialization: on the meta device it has no effect, but imports modules for a second."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.normal_, Tensor.uniform_):

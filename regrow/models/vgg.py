@@ -43,8 +43,8 @@ class VGG16(Network):
 class VGG16D(VGG16):
     """VGG-16 as in the pruning literature: two hidden linear layers of 8w units before the classifier.
 
-    SNIP, Sparse Momentum and the code of DPF's authors train this one (15.25 M parameters), with batch norm in place of
-    the dropout of the original.
+    SNIP, Sparse Momentum and the code of DPF's authors train this network (15.25 M parameters). It has batch norm in
+    place of the dropout of the original.
     """
 
     def __init__(self, *, classes: int = 10, channels: int = 3, width: int = 64) -> None:

@@ -1,4 +1,4 @@
-"""Run the methods on small problems and record what the theorems are about; the two-dimensional picture (Figure 2)."""
+"""Run the methods on small problems and record the theorems' quantities; the two-dimensional picture (Figure 2)."""
 
 from __future__ import annotations
 

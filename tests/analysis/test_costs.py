@@ -77,7 +77,7 @@ class TestThePapersNumbers:
         assert counted.targeted == 23_454_912 + (2_048_000 if linear else 0)
         assert counted.target_ratio == pytest.approx(float(target), abs=1e-5)
         assert round(counted.nonzeros / 1e6, 2) == remaining
-        # The paper rounds what is reached up: 73.42, 79.83 and 82.60 % are printed as 73.5, 79.9 and 82.6 %.
+        # The paper rounds the reached sparsity up: 73.42, 79.83 and 82.60 % are printed as 73.5, 79.9 and 82.6 %.
         assert math.ceil(counted.reached_ratio * 1000) / 10 == reached
 
     def test_the_last_layer_has_the_share_of_the_macs_that_the_paper_gives(self) -> None:
@@ -130,7 +130,7 @@ def test_macs_kept_are_the_products_that_a_sparse_layer_really_adds(
 
 
 class Functional(nn.Module):
-    """Everything a hook on modules would miss."""
+    """A model whose operations hooks on modules would miss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class Tokens(nn.Module):
         return self.head(x)
 
 
-def test_attention_recurrence_and_tied_weights_hide_nothing() -> None:
+def test_the_macs_of_attention_recurrence_and_tied_weights_are_counted() -> None:
     counted = account(Tokens(), torch.zeros(1, 3, dtype=torch.long))
     macs = {layer.name: layer.macs for layer in counted.layers}
     length = 3
@@ -191,7 +191,7 @@ def test_parameters_that_share_one_storage_are_distinguished() -> None:
     assert [layer.macs for layer in account(model, (4,)).layers] == [12, 6]
 
 
-def test_a_learned_input_does_not_take_the_credit_of_the_weight() -> None:
+def test_a_product_with_a_learned_input_counts_for_the_weight() -> None:
     class Queries(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -205,7 +205,7 @@ def test_a_learned_input_does_not_take_the_credit_of_the_weight() -> None:
     assert macs == {"queries": 0, "project.weight": 5 * 4 * 3}
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_account_does_not_change_the_model() -> None:
     model = build("resnet8", channels=1, size=8)
     model.train()
     model.layer1.eval()
@@ -219,7 +219,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert torch.backends.mkldnn.enabled == mkldnn
 
 
-def test_a_model_that_cannot_run_on_the_input_is_left_as_it_was_too() -> None:
+def test_account_does_not_change_a_model_that_cannot_run_on_the_input() -> None:
     model = build("resnet8")
     with pytest.raises(ValueError, match="3 channels"):
         account(model, (1, 8, 8))
@@ -255,7 +255,7 @@ def test_a_wrapped_model_is_counted_under_its_own_names() -> None:
     assert account(averaged, (1, 8, 8)) == account(model, (1, 8, 8))
 
 
-def test_wrong_masks_are_answered_before_anything_runs() -> None:
+def test_wrong_masks_are_refused_before_the_model_runs() -> None:
     model = build("small", channels=1, size=8)
     with pytest.raises(ValueError, match=r"masks names 'conv9.weight'.*Did you mean 'conv"):
         account(model, (1, 8, 8), {"conv9.weight": torch.ones(1)})
@@ -291,7 +291,7 @@ def test_the_table_has_a_line_per_layer_and_the_totals() -> None:
     ],
 )
 def test_a_shape_that_the_model_cannot_run_on_is_named_with_a_correct_one(shape, hint):
-    message = rf"does not run on an input of shape {re.escape(str(shape))} \(.*\)\. .* without the batch dimension"
+    message = rf"cannot run on an input of shape {re.escape(str(shape))} \(.*\)\. .* without the batch dimension"
     with pytest.raises(ValueError, match=message) as refused:
         account(build("resnet8"), shape)
     assert re.search(hint, str(refused.value))

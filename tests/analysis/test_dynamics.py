@@ -1,4 +1,4 @@
-"""The record of moving masks agrees with brute force, survives a restart, and matches what a pruner really does."""
+"""Recorded mask changes agree with brute force, resume exactly, and agree with the masks of a real pruner."""
 
 import copy
 import dataclasses
@@ -31,7 +31,7 @@ def kept(bits: int) -> int:
 
 
 BITS = st.integers(0, 2**ELEMENTS - 1)
-# A training: the first mask, and for every epoch the masks of its refreshes and the one at its end.
+# A training run: the first mask, and for every epoch the masks of its refreshes and the mask at its end.
 TRAININGS = st.tuples(BITS, st.lists(st.tuples(st.lists(BITS, max_size=4), BITS), min_size=1, max_size=6))
 
 
@@ -71,7 +71,7 @@ def test_the_last_change_curve_counts_the_elements_that_move_after_each_epoch(
 
 @settings(deadline=None)
 @given(training=TRAININGS)
-def test_epochs_are_compared_end_to_end_and_refreshes_averaged(
+def test_epochs_are_compared_at_their_ends_and_refreshes_are_averaged(
     training: tuple[int, list[tuple[list[int], int]]],
 ) -> None:
     start, epochs = training
@@ -145,7 +145,7 @@ def test_elements_are_the_same_in_any_memory_format_and_any_order_of_names() -> 
     assert dynamics.observe({"v": mask[:1], "w": mask.to(memory_format=torch.channels_last)}).flips == 0
 
 
-def test_a_saved_record_is_taken_over_by_masks_in_another_order() -> None:
+def test_a_saved_state_is_loaded_for_masks_in_another_order() -> None:
     one, other = masks_from(5), masks_from(6)
     dynamics = Dynamics(one)
     dynamics.observe(other)

@@ -1,4 +1,4 @@
-"""A machine without data: tests see the files that they made and no others."""
+"""Fixtures that hide the data on this machine from tests of data sets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def an_empty_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No data directory and an empty cache, so that tests see the files they made and no others."""
+    """Set no data directory and an empty cache, so that tests see only the files that they wrote."""
     cache = tmp_path_factory.mktemp("cache")
     monkeypatch.delenv("REGROW_DATA", raising=False)
     monkeypatch.setenv("REGROW_CACHE", str(cache))

@@ -15,7 +15,7 @@ seeds = st.integers(0, 2**64 - 1)
 
 
 def numbered(count: int, *, pad: int = 2, flip: bool = True) -> ImageSet:
-    """A set of noise whose labels are the indices, so that batches say which images they hold."""
+    """A set of random images whose labels are their indices, so that batches show which images they contain."""
     info = DatasetInfo(
         name="numbered",
         title="Numbered",
@@ -61,7 +61,7 @@ def test_an_epoch_started_in_its_middle_continues_bit_for_bit(count, size, seed,
 
 
 @given(world=st.integers(1, 5), share=st.integers(1, 6), count=st.integers(30, 60), seed=seeds)
-def test_the_shares_of_all_processes_are_the_batch_of_one(world, share, count, seed):
+def test_the_parts_of_all_processes_are_the_batch_of_a_single_process(world, share, count, seed):
     images = numbered(count)
     size = world * share
     whole = Batches(images, size, seed=seed, drop_last=True)
@@ -127,7 +127,7 @@ def test_an_augmented_image_is_a_crop_of_the_padded_image_or_its_mirror(pad, fli
 
 def test_every_crop_offset_and_both_mirror_images_are_equally_likely():
     images = numbered(20_000, pad=1)
-    # One white pixel in the middle row and the last but one column says where the image went.
+    # One white pixel, in the middle row and the last but one column, shows how the image was moved.
     images.images.zero_()
     images.images[:, :, 3, 4] = 255
     ((x, _),) = Batches(images, 20_000).epoch(0)
@@ -139,7 +139,7 @@ def test_every_crop_offset_and_both_mirror_images_are_equally_likely():
     assert (counts[expected] - 20_000 / 18).abs().max() < 5 * 32
 
 
-def test_evaluation_shows_the_images_as_they_are_and_in_their_order():
+def test_evaluation_neither_changes_nor_reorders_the_images():
     images = numbered(23)
     pairs = list(Batches.evaluation(images, 10))
     assert torch.equal(torch.cat([y for _, y in pairs]), torch.arange(23))

@@ -65,12 +65,12 @@ def write_cifar10(folder: Path) -> np.ndarray:
 
 def pack(folder: Path, archive: Path) -> None:
     with tarfile.open(archive, "w:gz") as tar:
-        # In the original archive, too, the batches are in no order.
+        # The batches are unordered in the original archive, too.
         for path in sorted(folder.iterdir(), reverse=True):
             tar.add(path, f"{folder.name}/{path.name}")
 
 
-def test_original_batches_are_read_in_order_wherever_people_keep_them(tmp_path):
+def test_original_batches_are_read_in_order_from_every_common_folder(tmp_path):
     for place in ("a/cifar10/cifar-10-batches-py", "b/cifar10", "c/cifar-10-batches-py"):
         expected = write_cifar10(tmp_path / place)
         loaded = load("cifar10", "train", root=tmp_path / place[0])
@@ -79,7 +79,7 @@ def test_original_batches_are_read_in_order_wherever_people_keep_them(tmp_path):
         assert load("cifar10", "test", root=tmp_path / place[0]).labels.tolist() == [7, 8, 9]
 
 
-def test_the_original_archive_is_read_as_it_is(tmp_path):
+def test_the_original_archive_is_read_without_unpacking_it(tmp_path):
     expected = write_cifar10(tmp_path / "cifar-10-batches-py")
     (tmp_path / "data/cifar10").mkdir(parents=True)
     pack(tmp_path / "cifar-10-batches-py", tmp_path / "data/cifar10/cifar-10-python.tar.gz")
@@ -170,7 +170,7 @@ def test_a_damaged_batch_is_read_or_raises_data_error(data):
     if data.draw(st.booleans()):
         del content[data.draw(st.integers(1, len(content) - 1)) :]
     for _ in range(data.draw(st.integers(0, 4))):
-        # All but the pixels, which any byte may be, is in the first and the last 250 bytes.
+        # Everything but the pixels, where any byte is valid, is in the first and the last 250 bytes.
         position = data.draw(st.integers(0, 250) | st.integers(len(content) - 60, len(content) - 1))
         content[position % len(content)] = data.draw(st.integers(0, 255))
     try:

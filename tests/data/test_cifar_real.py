@@ -1,4 +1,4 @@
-"""The real CIFAR-10, where it is on the disk, is what it is said to be."""
+"""The real CIFAR-10, if it is available, has the published statistics."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_the_real_test_images_are_balanced_and_have_the_known_mean(test_images):
 
 
 @pytest.mark.slow
-def test_the_real_training_images_are_balanced_and_not_those_of_the_test(monkeypatch, test_images):
+def test_the_real_training_images_are_balanced_and_differ_from_the_test_images(monkeypatch, test_images):
     train = load("cifar10", "train")
     assert torch.bincount(train.labels).tolist() == [5000] * 10
     seen = {image.numpy().tobytes() for image in train.images}
     shared = sum(image.numpy().tobytes() in seen for image in test_images.images)
-    # A few near-duplicates are in the published data, too.
+    # The published data contains a few near-duplicates.
     assert shared < 50

@@ -35,7 +35,7 @@ def write_fashion(folder: Path, count: int = 5, *, compress: bool = True) -> np.
 
 
 @pytest.mark.parametrize("compress", [True, False])
-def test_fashion_mnist_comes_back_as_it_was_written(tmp_path, compress):
+def test_fashion_mnist_is_read_as_it_was_written(tmp_path, compress):
     images = write_fashion(tmp_path / "fashion-mnist", compress=compress)
     for split in ("train", "test"):
         loaded = load("fashion-mnist", split, root=tmp_path)
@@ -44,7 +44,7 @@ def test_fashion_mnist_comes_back_as_it_was_written(tmp_path, compress):
         assert loaded.classes[1] == "Trouser"
 
 
-def test_mnist_is_read_from_the_same_files_and_may_be_a_part_of_the_whole(tmp_path):
+def test_mnist_is_read_from_idx_files_which_may_have_only_a_part_of_the_images(tmp_path):
     images = write_fashion(tmp_path / "mnist", 12)
     loaded = load("mnist", "test", root=tmp_path)
     assert torch.equal(loaded.images, torch.from_numpy(images[:, None]))
@@ -62,7 +62,7 @@ def test_the_real_fashion_mnist_is_balanced_and_has_the_stated_mean_and_deviatio
     assert pixels.std().item() == pytest.approx(info("fashion-mnist").std[0], abs=5e-4)
 
 
-def test_a_missing_file_is_named_with_the_way_to_get_it(tmp_path):
+def test_a_missing_file_is_named_with_its_source(tmp_path):
     write_fashion(tmp_path / "fashion-mnist")
     (tmp_path / "fashion-mnist/train-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte.gz: is missing\. Install Debian's package"):

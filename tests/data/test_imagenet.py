@@ -1,4 +1,4 @@
-"""ImageNet as folders and as shards: order, evaluation, workers, damage."""
+"""ImageNet as folders and as shards: order, evaluation, workers, damaged files."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_rows_of_all_shards_are_the_data_set(shards):
     assert pixels.shape == (2, 3, 224, 224)
 
 
-def test_validation_images_are_the_test_part_and_the_unlabeled_ones_of_the_hub_are_not(tmp_path):
+def test_the_test_split_has_the_validation_images_and_not_the_unlabeled_ones_of_the_hub(tmp_path):
     write_shards(tmp_path / "imagenet", rows=3, part="test")
     with pytest.raises(DataError, match="ImageNet was not found"):
         load("imagenet", "test", root=tmp_path)
@@ -136,7 +136,7 @@ def test_another_epoch_shows_other_parts_of_the_images_in_another_order(folders)
     assert not torch.equal(x[y.argsort()], again[labels.argsort()])
 
 
-def test_the_global_random_state_is_left_alone(folders):
+def test_the_global_random_state_does_not_change(folders):
     before = torch.get_rng_state()
     for workers in (0, 1):
         list(Batches(load("imagenet", root=folders, limit=4, workers=workers), 2).epoch(0))
@@ -186,7 +186,7 @@ def test_random_parts_of_ordinary_images_have_the_areas_and_shapes_of_the_litera
     w, h = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     area, ratio = w * h / (500 * 375), w / h
     assert area.min() == pytest.approx(0.08, abs=0.005)
-    # Large parts often do not fit and are drawn again: the mean is 43 %, not the 54 % between 8 and 100.
+    # Large parts often do not fit and are drawn again, so the mean is 43 %, not (8 + 100) / 2 = 54 %.
     assert area.mean() == pytest.approx(0.43, abs=0.02)
     assert ratio.min() == pytest.approx(3 / 4, abs=0.03)
     assert ratio.max() == pytest.approx(4 / 3, abs=0.03)
@@ -206,7 +206,7 @@ def test_an_image_that_cannot_be_decoded_is_named_even_by_a_worker(tmp_path, wor
     train = load("imagenet", "train", root=tmp_path, workers=workers)
     with pytest.raises(DataError, match=r"n00000005/a.JPEG: cannot be decoded \(.*\)\. Ask for access") as caught:
         list(train.fetch([np.arange(10)], augmentation=None))
-    # The traceback refers to the loader: had it been left to the garbage collector, its workers would live on.
+    # The traceback refers to the loader: if only the garbage collector stopped the workers, they would still run.
     assert caught.value
     assert not active_children()
 
@@ -220,7 +220,7 @@ def test_an_abandoned_epoch_leaves_no_worker(folders):
     assert not active_children()
 
 
-def test_no_worker_is_started_that_has_no_batch(folders):
+def test_no_worker_without_a_batch_is_started(folders):
     pairs = load("imagenet", root=folders, limit=4, workers=2).fetch([np.arange(4)], augmentation=None)
     next(pairs)
     assert len(active_children()) == 1

@@ -1,4 +1,4 @@
-"""Sets in memory: digits, parts that are held out, and what is refused."""
+"""Data sets in memory: digits, held-out parts and invalid arguments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_mean_and_deviation_of_digits_are_those_of_its_training_images():
 
 
 @given(holdout=st.integers(1, 1296), seed=st.integers(0, 2**64 - 1))
-def test_a_held_out_part_and_the_rest_are_the_whole(holdout, seed):
+def test_a_held_out_part_and_the_rest_are_the_whole_set(holdout, seed):
     train = load("digits")
     numbers = replace(
         train,
@@ -55,7 +55,7 @@ def test_another_seed_holds_out_other_images():
 
 
 @given(count=st.integers(1, 500))
-def test_a_limited_set_is_spread_over_the_whole(count):
+def test_a_limited_set_is_spread_over_the_whole_set(count):
     test = load("digits", "test")
     chosen = test.limit(count)
     assert len(chosen) == count
@@ -63,7 +63,7 @@ def test_a_limited_set_is_spread_over_the_whole(count):
     assert torch.equal(load("digits", "test", limit=count).images, chosen.images)
 
 
-def test_limits_and_holdouts_that_cannot_be_are_refused():
+def test_impossible_limits_and_holdouts_are_refused():
     train = load("digits")
     with pytest.raises(ValueError, match="limit must be between 1 and the 1,297 images of the set, got 0"):
         load("digits", limit=0)
@@ -103,8 +103,8 @@ def test_every_name_has_facts_that_agree_with_each_other():
         assert len(facts.mean) == len(facts.std) == facts.channels
 
 
-def test_an_unknown_name_is_met_with_the_nearest_one():
-    with pytest.raises(ValueError, match=r"unknown data set 'CIFAR-10'.*Did you mean 'cifar10'"):
+def test_the_error_of_an_unknown_name_has_the_nearest_and_all_names():
+    with pytest.raises(ValueError, match=r"unknown .* 'CIFAR-10'\. Did you mean 'cifar10'\? Known names: digits, "):
         load("CIFAR-10")
     with pytest.raises(ValueError, match="split must be one of train, test, got 'valid'"):
         load("digits", "valid")

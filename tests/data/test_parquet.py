@@ -40,7 +40,7 @@ def write(path: Path, encoded: list[bytes | None], labels: list[int | None], *, 
     pq.write_table(table.replace_schema_metadata(metadata), path, row_group_size=3)
 
 
-def test_lossless_images_and_labels_come_back_as_they_were_across_shards(tmp_path):
+def test_lossless_images_and_labels_of_all_shards_are_read_unchanged(tmp_path):
     pixels = images(10)
     encoded = [encode(image) for image in pixels]
     write(tmp_path / "cifar10/train-00000-of-00002.parquet", encoded[:4], [3, 1, 4, 1])
@@ -51,7 +51,7 @@ def test_lossless_images_and_labels_come_back_as_they_were_across_shards(tmp_pat
     assert loaded.classes[:2] == ("airplane", "automobile")
 
 
-def test_grey_and_palette_images_become_rgb(tmp_path):
+def test_gray_and_palette_images_become_rgb(tmp_path):
     gray = images(1)[0, :, :, 0]
     palette = io.BytesIO()
     Image.fromarray(gray).convert("P").save(palette, "GIF")
@@ -68,7 +68,7 @@ def test_the_names_of_the_classes_are_those_of_the_file(tmp_path):
     assert load("cifar10", "test", root=tmp_path).classes == tuple(names)
 
 
-def test_the_second_time_images_come_from_the_cache_and_are_the_same(tmp_path, an_empty_machine):
+def test_the_second_load_reads_the_same_images_from_the_cache(tmp_path, an_empty_machine):
     path = tmp_path / "cifar10/test.parquet"
     write(path, [encode(image) for image in images(4)], [0, 1, 2, 3])
     first = load("cifar10", "test", root=tmp_path)
@@ -89,7 +89,7 @@ def test_changed_files_are_decoded_again(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", b"not an array"])
-def test_a_damaged_cache_is_made_again(tmp_path, an_empty_machine, damage):
+def test_a_damaged_cache_is_written_again(tmp_path, an_empty_machine, damage):
     pixels = images(4)
     write(tmp_path / "cifar10/test.parquet", [encode(image) for image in pixels], [0, 1, 2, 3])
     load("cifar10", "test", root=tmp_path)
@@ -100,14 +100,14 @@ def test_a_damaged_cache_is_made_again(tmp_path, an_empty_machine, damage):
     assert cached.stat().st_size > 4 * 3 * 32 * 32
 
 
-def test_a_cache_that_cannot_be_written_does_not_stop_anyone(tmp_path, monkeypatch):
+def test_images_load_even_if_the_cache_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("a file where the cache's folder should be")
     monkeypatch.setenv("REGROW_CACHE", str(tmp_path / "file"))
     write(tmp_path / "cifar10/test.parquet", [encode(images(1)[0])], [7])
     assert load("cifar10", "test", root=tmp_path).labels.tolist() == [7]
 
 
-def test_missing_data_names_the_folders_and_the_way_to_get_it(tmp_path):
+def test_the_error_of_missing_data_names_the_folders_and_the_source(tmp_path):
     (tmp_path / "cifar10").mkdir()
     with pytest.raises(DataError, match=r"CIFAR-10 was not found \(looked in .*cifar10\).*cs.toronto.edu"):
         load("cifar10", root=tmp_path)
@@ -136,13 +136,13 @@ def test_errors_name_the_file_and_the_problem(tmp_path, encoded, labels, message
         load("cifar10", "test", root=tmp_path)
 
 
-def test_a_table_of_something_else_is_met_with_the_columns_it_has(tmp_path):
+def test_the_error_of_a_missing_column_names_the_existing_ones(tmp_path):
     write(tmp_path / "cifar10/test.parquet", [encode(images(1)[0])], [0], label="target")
     with pytest.raises(DataError, match=r"test.parquet: has no column 'label' \(it has img, target\)"):
         load("cifar10", "test", root=tmp_path)
 
 
-def test_columns_of_another_kind_are_named_with_it(tmp_path):
+def test_columns_of_a_wrong_type_are_named_with_the_type(tmp_path):
     path = tmp_path / "cifar10/test.parquet"
     path.parent.mkdir()
     pq.write_table(pa.table({"img": [{"bytes": b""}], "label": ["cat"]}), path)
@@ -167,7 +167,7 @@ def test_a_damaged_file_is_read_or_raises_data_error(tmp_path, data):
             position = data.draw(st.integers(0, len(content) - 1) | st.integers(len(content) - 900, len(content) - 1))
             content[position] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
-    # Damage that nothing can see, such as another pixel, is read; all else must end in a DataError.
+    # Undetectable damage, such as a changed pixel, is read; all other damage must raise a DataError.
     with contextlib.suppress(DataError):
         assert load("cifar10", "test", root=tmp_path).images.shape[1:] == (3, 32, 32)
 

@@ -88,7 +88,7 @@ def test_the_table_of_accuracies_says_which_rate_would_have_been_better():
         "dense, 40 epochs": ("dense", False, 40),
         "DPF from the dense model": ("dpf", True, 10),
         "one-shot, then fine-tuning": ("oneshot", True, 0),
-        "DPF from scratch, as short, 10 epochs": ("dpf", False, 10),
+        "DPF from scratch, equally short, 10 epochs": ("dpf", False, 10),
         "DPF from scratch, full length, 40 epochs": ("dpf", False, 40),
     }.items(),
 )

@@ -32,7 +32,7 @@ TARGETS = {
 
 
 class Everything(nn.Module):
-    """One of each operation, on sizes that fit no vector."""
+    """One of each operation, on sizes that are not multiples of a vector."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def test_the_file_compiles_without_a_c_library(tmp_path: Path, weights: Format) 
 
 @NEEDS_GCC
 @pytest.mark.parametrize("lanes", ["native", *(pytest.param(lanes, marks=pytest.mark.slow) for lanes in (4, 8, 16))])
-def test_no_kernel_reads_or_writes_where_it_must_not(tmp_path: Path, lanes: int | str) -> None:
+def test_no_kernel_reads_or_writes_out_of_bounds(tmp_path: Path, lanes: int | str) -> None:
     native, sanitized = lanes == "native", ["-fsanitize=address,undefined", "-fno-sanitize-recover"]
     export = c(*everything(), tmp_path / "net.c", lanes=load_library().lanes if native else int(lanes))
     flags = ["-O1", "-g", *(["-march=native"] if native else []), "-Wno-psabi"]
@@ -106,7 +106,7 @@ def test_the_check_program_detects_a_wrong_result(tmp_path: Path) -> None:
 
 
 @NEEDS_GCC
-def test_two_networks_live_in_one_program(tmp_path: Path) -> None:
+def test_two_networks_can_be_in_one_program(tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Linear(5, 4), nn.ReLU()).eval(), torch.randn(1, 5)
     one, two = c(model, x, tmp_path / "one.c"), c(model, x, tmp_path / "2-two.c", weights="int8")
     assert "net_2_two_run(const float *x" in two.header.read_text()
@@ -125,7 +125,7 @@ def test_two_networks_live_in_one_program(tmp_path: Path) -> None:
     "stem",
     ["main", "int", "bool", "exp", "index", "printf", "relu", "plan", "max", "load", "LANES", "x", "error", "math"],
 )
-def test_a_file_may_be_called_by_any_word(tmp_path: Path, stem: str) -> None:
+def test_a_file_may_have_any_word_as_its_name(tmp_path: Path, stem: str) -> None:
     export = c(nn.Linear(5, 4).eval(), torch.randn(1, 5), tmp_path / f"{stem}.c")
     sources = [str(export.source), str(export.main)]
     for standard in ("c99", "gnu17"):
@@ -176,7 +176,7 @@ def test_wrong_options_are_refused_before_anything_is_written(tmp_path: Path, op
 
 @pytest.fixture(scope="session")
 def toolchains() -> None:
-    """Installs what the devices need, where that is possible."""
+    """Install cross compilers and emulators, if possible."""
     tools = {tool for command, emulator in TARGETS.values() for tool in (command[0], *emulator)}
     if all(map(shutil.which, tools)) or shutil.which("apt-get") is None or os.geteuid() != 0:
         return

@@ -1,4 +1,4 @@
-"""Exported networks, run by ONNX Runtime itself."""
+"""Exported networks, run in ONNX Runtime."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,7 +69,7 @@ class TwoInputs(nn.Module):
         return self.dropout(self.linear(torch.cat([left, right], dim=1)))
 
 
-def test_export_is_of_evaluation_mode_and_leaves_the_model_as_it_was(tmp_path):
+def test_export_is_in_evaluation_mode_and_does_not_change_the_model(tmp_path):
     model = TwoInputs().train()
     left, right = torch.randn(2, 2, 3)
     export.onnx(model, (left, right), tmp_path / "x.onnx")
@@ -81,7 +81,7 @@ def test_export_is_of_evaluation_mode_and_leaves_the_model_as_it_was(tmp_path):
 
 
 class Unlike(nn.Module):
-    """Computes something else after it was exported, which is how a wrong exporter looks."""
+    """Computes something else after its export, to simulate a wrong exporter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def test_an_invalid_file_is_not_written(tmp_path, monkeypatch):
 
 
 class Cache:
-    """What decoders return beside their output: not a tensor, nor a container of them."""
+    """A cache, which decoders return beside their output: neither a tensor nor a container of tensors."""
 
 
 class Decoder(nn.Module):
@@ -143,7 +143,7 @@ class Decoder(nn.Module):
         return (x * 2, Cache()) if self.config.use_cache else x * 2
 
 
-def test_a_model_that_returns_a_cache_is_refused_in_one_line_that_says_how_to_switch_it_off(tmp_path):
+def test_the_error_of_a_model_that_returns_a_cache_says_in_one_line_how_to_disable_it(tmp_path):
     model, x = Decoder().eval(), torch.randn(2, 3)
     with pytest.raises(
         RuntimeError, match=r"cannot export the model: .*: set model\.config\.use_cache = False"

@@ -1,4 +1,4 @@
-"""Exported WebAssembly modules compute what the model computes, stay small, and say what is wrong with them."""
+"""Exported WebAssembly modules have the outputs of the model, stay small, and raise clear errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sparse(name: str, density: float, **options: int) -> nn.Module:
 
 
 def in_node(program: str, *arguments: Path) -> Any:
-    """The value that a program gives to `done`, with `load` of an exported model.js at hand."""
+    """Run a program that can call `load` of an exported model.js, and return the value that it passes to `done`."""
     script = f'import {{ load }} from "{arguments[0] / "model.js"}";\nimport {{ readFile }} from "node:fs/promises";\n'
     script += "const done = (value) => console.log(JSON.stringify(value));\n"
     script += "const said = (promise) => promise.then(() => 'nothing', (error) => error.message);\n" + program
@@ -59,7 +59,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[WasmExport, nn.M
     return wasm(model, torch.randn(1, 1, 8, 8), tmp_path_factory.mktemp("web")), model
 
 
-def test_the_template_is_built_from_the_present_kernels() -> None:
+def test_the_template_is_built_from_the_current_kernels() -> None:
     assert wasm_template.read_template()
 
 
@@ -206,7 +206,7 @@ def test_a_damaged_or_truncated_module_gives_a_clear_error(exported: tuple[WasmE
     messages = in_node(program, exported[0].module.parent)
     assert len(messages) == 4 + 200 + 4 + 2
     for message in messages:
-        assert message.startswith("not a model by regrow, or damaged on the way: the checksum of its ")
+        assert message.startswith("not a model by regrow, or damaged: the checksum of its ")
 
 
 @NEEDS_NODE
@@ -234,7 +234,7 @@ def test_wrong_inputs_and_missing_files_give_a_clear_error(exported: tuple[WasmE
     assert "404 Not Found" in messages[5]
 
 
-def test_the_description_travels_with_the_module(tmp_path: Path) -> None:
+def test_the_module_contains_its_description(tmp_path: Path) -> None:
     names = [f"<b>{digit}</b></script>" for digit in range(10)]
     model, x = sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8)
     export = wasm(model, x, tmp_path, weights="fp16", mean=[0.5], std=[0.25], classes=names)
@@ -243,7 +243,7 @@ def test_the_description_travels_with_the_module(tmp_path: Path) -> None:
     assert (info["mean"], info["std"], info["classes"]) == ([0.5], [0.25], names)
 
 
-def test_the_page_needs_nothing_else_and_allows_nothing_else(exported: tuple[WasmExport, nn.Module]) -> None:
+def test_the_page_is_self_contained_and_its_policy_allows_no_requests(exported: tuple[WasmExport, nn.Module]) -> None:
     page = exported[0].page.read_text()
     assert "default-src 'none'" in page
     assert "unsafe-inline" not in page
@@ -281,7 +281,7 @@ def test_files_of_a_folder_that_is_a_file_are_refused(tmp_path: Path) -> None:
         wasm(sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8), tmp_path / "web")
 
 
-def test_a_page_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_page_written_by_the_user_is_not_overwritten(tmp_path: Path) -> None:
     model, x = sparse("small", 0.2, channels=1, size=8), torch.randn(1, 1, 8, 8)
     wasm(model, x, tmp_path)
     wasm(model, x, tmp_path, weights="fp16")  # an earlier export is replaced
@@ -334,7 +334,7 @@ class Strict(SimpleHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Exports accept models as they are during training: wrapped, in training mode, with inputs in use."""
+"""Models can be exported as they are during training: wrapped, and in training mode."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Result = Callable[[Path, Tensor], Tensor]
 
 
 def network() -> nn.Module:
-    """A pruned network that trains, and whose first layer works in place."""
+    """A pruned network in training mode, whose first layer changes its input in place."""
     torch.manual_seed(0)
     layers = (nn.ReLU(inplace=True), nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
     return prune_filters(nn.Sequential(*layers), 0.5).train()
 
 
 def outputs(model: nn.Module, x: Tensor) -> Tensor:
-    """What the model computes in evaluation mode; it trains on."""
+    """Return the outputs of the model in evaluation mode, and put it back into training mode."""
     with torch.no_grad():
         found: Tensor = model.eval()(x.clone())
     model.train()

@@ -101,7 +101,7 @@ def test_the_same_seed_draws_the_same_weights() -> None:
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-def test_projection_shortcuts_of_a_cifar_resnet_sit_only_where_the_width_changes() -> None:
+def test_a_cifar_resnet_has_projection_shortcuts_only_where_the_width_changes() -> None:
     network = build("resnet20")
     projections = [key for key, m in network.named_modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1)]
     assert projections == ["layer2.0.downsample.0", "layer3.0.downsample.0"]

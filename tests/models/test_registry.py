@@ -1,4 +1,4 @@
-"""A network can be built from its name, and again from what it remembers."""
+"""Networks are built by name, and rebuilt from their stored architecture."""
 
 import copy
 import dataclasses
@@ -18,7 +18,7 @@ def shapes(network: torch.nn.Module) -> dict[str, torch.Size]:
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_name_is_rebuilt_from_its_architecture_after_a_trip_through_json(name: str) -> None:
+def test_every_network_is_rebuilt_from_its_architecture_stored_as_json(name: str) -> None:
     with torch.device("meta"):
         network = build(name, classes=5, channels=1, size=16)
         stored = json.loads(json.dumps(dataclasses.asdict(network.architecture)))
@@ -35,7 +35,9 @@ def test_every_name_is_rebuilt_from_its_architecture_after_a_trip_through_json(n
     classes=st.integers(1, 30),
     channels=st.integers(1, 4),
 )
-def test_options_survive_a_rebuild(n: int, width: int, stem_stride: int, classes: int, channels: int) -> None:
+def test_a_rebuilt_network_has_the_same_options(
+    n: int, width: int, stem_stride: int, classes: int, channels: int
+) -> None:
     with torch.device("meta"):
         network = build(f"resnet{6 * n + 2}", width=width, stem_stride=stem_stride, classes=classes, channels=channels)
         again = build(network.architecture.name, **network.architecture.options)
@@ -49,7 +51,7 @@ def test_the_architecture_names_defaults_too_so_that_a_changed_default_cannot_ch
     assert options == {"classes": 10, "channels": 3, "size": 32, "width": 16, "stem_stride": 1}
 
 
-def test_the_architecture_survives_deepcopy_and_stays_out_of_the_state_dict() -> None:
+def test_the_architecture_is_copied_by_deepcopy_and_is_not_in_the_state_dict() -> None:
     network = build("small", channels=1, size=8)
     assert copy.deepcopy(network).architecture == network.architecture
     assert not [key for key in network.state_dict() if "architecture" in key]
@@ -85,18 +87,18 @@ def test_names_are_unique_and_the_depths_that_both_forms_share_are_imagenet_styl
         ("small8", "small"),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_nearest(wrong: str, nearest: str) -> None:
+def test_the_error_of_an_unknown_name_has_the_nearest_one(wrong: str, nearest: str) -> None:
     with pytest.raises(ValueError, match=f"unknown network '{wrong}'. Did you mean '{nearest}'"):
         build(wrong)
 
 
 @pytest.mark.parametrize(("name", "rule"), [("resnet21", "6n\\+2"), ("wrn27-2", "6n\\+4"), ("densenet41", "6n\\+4")])
-def test_an_impossible_depth_says_which_depths_exist(name: str, rule: str) -> None:
+def test_the_error_of_an_impossible_depth_lists_possible_ones(name: str, rule: str) -> None:
     with pytest.raises(ValueError, match=f"cannot build '{name}': .*{rule}"):
         build(name)
 
 
-def test_an_unknown_option_is_answered_with_the_nearest_and_the_whole_list() -> None:
+def test_the_error_of_an_unknown_option_has_the_nearest_and_all_options() -> None:
     with pytest.raises(ValueError, match=r"resnet20 has no option 'wide'. Did you mean 'width'"):
         build("resnet20", wide=8)
     with pytest.raises(ValueError, match="It takes classes, channels, size, growth"):

@@ -16,26 +16,25 @@
 #define VARIANTS(V)
 #endif
 
-/* Which tiles have their channels split among threads: none, those that are too few for all threads, or all. */
+/* Which tiles have their channels split among threads: none, the remainder of an even division, or all. */
 enum channel_split { NO_TILES, FEW_TILES, ALL_TILES };
 
 #if WEIGHT_BITS == 32
-/* Four weights of a channel: read together, they take fewer of the loads that the pixels need. As many weights of a
- * group as possible are stored so, four of each member after the other. */
+/* Four weights of a channel: reading them together takes fewer loads. Each group stores as many weights as possible in
+ * fours, those of its channels in turn. */
 struct four {
     uint32_t offset[4];
     float value[4];
 };
 #endif
 
-/* The halos of an output that are at most one cell wide, on the sides that have cells; and rows that come from other
- * slices. */
+/* The sides of the halo of an output, at most one cell wide, and the rows received from the slices above and below. */
 struct edges {
     struct side above, below, left, right;
     int32_t recv_above, recv_below;
 };
 
-/* Sums that fit in the registers beside a weight and the odd temporary. */
+/* Number of sums that fit in the registers together with a weight and a few temporaries. */
 #define MAX_SUMS (LANES == 16 ? 16 : 12)
 
 /* Reads a weight, and computes the address of the pixel that it multiplies. */
@@ -45,7 +44,7 @@ INLINE vec read_entry(const struct entry *e, const char *corner, const char **pi
     *pixel = corner + (uint32_t)e->offset * VECTOR;
     return splat(widen(e->value));
 #elif WIDE
-    /* One load instead of two: the second half of the 64 bits goes from a register straight to all lanes. */
+    /* One load of 64 bits instead of two loads: the second half is copied from the register to all lanes. */
     uint64_t bits;
     __builtin_memcpy(&bits, e, sizeof bits);
     *pixel = corner + (uint32_t)bits;
@@ -61,11 +60,11 @@ INLINE vec read_entry(const struct entry *e, const char *corner, const char **pi
 }
 
 #if WEIGHT_BITS == 32
-/* Four weights that have been loaded; with narrow vectors, they are better loaded one by one. */
+/* Four weights in registers. With narrow vectors, a pointer to them: loading them one by one is faster. */
 struct taken {
 #if WIDE
     uint64_t first, second; /* two offsets each */
-    vec values;             /* in every four lanes */
+    vec values;             /* repeated in every four lanes */
 #else
     const struct four *four;
 #endif
@@ -110,7 +109,7 @@ INLINE const char *pixel_of(const struct taken *taken, const char *corner, const
 INLINE vec weight_of(const struct taken *taken, const int i)
 {
 #if WIDE
-    switch (i) { /* the instruction wants a constant */
+    switch (i) { /* the instruction needs a constant */
     case 0: return SPREAD(taken->values, 0x00);
     case 1: return SPREAD(taken->values, 0x55);
     case 2: return SPREAD(taken->values, 0xaa);
@@ -122,7 +121,7 @@ INLINE vec weight_of(const struct taken *taken, const int i)
 }
 #endif
 
-/* The end of a group's weights that are stored in fours; only those of 32 bits are. */
+/* The end of a group's weights that are stored in fours; only 32-bit weights are. */
 INLINE const struct entry *end_of_fours(const struct entry *e, const struct entry *end, const int group)
 {
     return WEIGHT_BITS == 32 ? e + (end - e) / (4 * group) * (4 * group) : e;
@@ -134,7 +133,7 @@ struct tile {
     const float *bias, *weight_scale, *scale, *shift;
     const char *in, *residual, *mask;
     char *out, *second, *scratch, *halo_buffer, *second_halo_buffer;
-    vec *spare; /* for sums that leave the registers */
+    vec *spare; /* memory for sums that do not fit in registers */
     const struct edges *edges; /* of the two outputs, if the kernel writes their halos, or NULL */
     int row;
     int topmost, lowest; /* whether its slice is the first or the last */
@@ -192,7 +191,7 @@ INLINE void multiply_fours(vec *sums, const struct entry *e, const struct entry 
 {
 #if WEIGHT_BITS == 32
     for (; e != end; e += 4 * group) {
-        struct taken taken[MAX_SUMS]; /* of which as many are used as there are channels */
+        struct taken taken[MAX_SUMS]; /* the first `group` are used */
         EACH(m, group) taken[m] = take((const struct four *)e + m);
         EACH(i, 4) {
             EACH(m, group) {
@@ -230,14 +229,14 @@ INLINE void mask_sums(vec *sums, const struct tile *t, const struct conv *op, co
     }
 }
 
-/* The cells at both ends of a row, in the halos of the neighbors at the right and left. */
+/* Writes the cells at both ends of a row to the halos of the regions at the right and left. */
 INLINE void store_ends(const vec *sums, char *to, const struct edges *edges, const int tile_cols)
 {
     if (edges->left.cells) store(to - VECTOR, from_side(sums[tile_cols - 1], &edges->left, edges->left.shift));
     if (edges->right.cells) store(to + tile_cols * VECTOR, from_side(sums[0], &edges->right, edges->right.shift));
 }
 
-/* A row of the halo, with its corners. */
+/* Writes a row of the halo, with its corners. */
 INLINE void store_edge_row(const vec *sums, char *to, const struct side *side, const struct edges *edges,
                            const int tile_cols)
 {
@@ -268,8 +267,8 @@ INLINE void clear_edge_row(char *to, const struct edges *edges, const int tile_c
     if (edges->right.cells) store(to + tile_cols * VECTOR, splat(0));
 }
 
-/* The first and last rows of a slice. If a neighboring slice receives a row, it goes into the halo buffer (of one row,
- * as wide as the tile); if there is no neighbor, the rows that would be received are zero. */
+/* Writes the first and last rows of a slice to its halo buffer (one row, as wide as the tile) if a neighboring slice
+ * receives them. At the top and bottom of the image, clears the halo instead. */
 INLINE void store_sent_rows(const vec *sums, const struct tile *t, const struct conv *op, char *out, int64_t distance,
                             const struct edges *edges, char *buffer, const int tile_rows, const int tile_cols)
 {
@@ -417,10 +416,9 @@ struct block {
     int usual; /* no activation other than ReLU, no 8-bit weights */
 };
 
-/* Computes a tile of one output channel after the other, all sums in registers. In very sparse layers a channel takes a
- * few dozen multiply-adds and every other instruction counts: channels are in their own order, so that all addresses
- * advance by a fixed distance. `first` and `last` are those of the block, as constants if the compiler should know
- * them.
+/* Computes a tile of one output channel after the other, all sums in registers. In very sparse layers a channel takes
+ * only a few dozen multiply-adds, so other instructions matter: channels are not reordered, and all addresses advance
+ * by a fixed distance. `first` and `last` are those of the block; specialized kernels pass them as constants.
  */
 INLINE void conv_channels(const struct tile *given, const struct conv *op, const struct block *b, int channel,
                           const int first, const int last, const int tile_rows, const int tile_cols, const int stride)
@@ -515,7 +513,7 @@ INLINE void conv_block(const struct tile *t, const struct conv *op, const struct
         conv_groups(t, op, b, group, tile_rows, tile_cols, stride);
     else if (op->blocks == 1)
         conv_channels(t, op, b, first_group, 1, 1, tile_rows, tile_cols, stride);
-    else if (!specialized) /* one copy for all blocks: general kernels take long enough to build */
+    else if (!specialized) /* one copy for all blocks, so that general kernels build faster */
         conv_channels(t, op, b, first_group, b->first, b->last, tile_rows, tile_cols, stride);
     else if (b->first)
         conv_channels(t, op, b, first_group, 1, 0, tile_rows, tile_cols, stride);
@@ -525,7 +523,7 @@ INLINE void conv_block(const struct tile *t, const struct conv *op, const struct
         conv_channels(t, op, b, first_group, 0, 0, tile_rows, tile_cols, stride);
 }
 
-/* Tiles are the outer loop, so that their pixels stay in the first-level cache while the weights stream by. If all
+/* Tiles are the outer loop, so that their pixels stay in the first-level cache while weights are read. If all
  * input channels of a tile are too large for that cache, they are read in blocks, with partial sums in between. */
 INLINE void conv_tiles(const struct conv *given, const struct edges *edges, const struct frame *f, const struct area *a,
                        const int specialized, const int group, const int tile_rows, const int tile_cols,
@@ -560,8 +558,8 @@ INLINE void conv_tiles(const struct conv *given, const struct edges *edges, cons
     }
 }
 
-/* TILES lists the general kernels, T(channels, rows, cols, stride). If several compilers share the work, each defines
- * those of its own list, and declares those ELSEWHERE. */
+/* TILES lists the general kernels, T(channels, rows, cols, stride). If several compilers run in parallel, each
+ * defines the kernels in TILES, and declares those in TILES_ELSEWHERE. */
 typedef void tiles_function(const struct conv *, const struct frame *, const struct area *);
 
 #ifdef TILES_ELSEWHERE
@@ -654,7 +652,8 @@ INLINE void conv_area(const struct conv *op, const struct frame *f, const struct
         find_kernel(op->tile_channels, a->tile_rows, a->tile_cols, op->stride_cols)(op, f, a);
 }
 
-/* This thread's tiles of an area. Tiles in the middle that are too few for all threads have their channels split. */
+/* Computes this thread's tiles of an area. The remainder of an even division is in the middle; the channels of these
+ * tiles can be split. */
 static void conv_part(const struct conv *op, const struct frame *f, struct area a, int left_over)
 {
     const int tiles = a.last, each = op->channel_split == ALL_TILES ? 0 : tiles / f->parts;

@@ -9,7 +9,7 @@
 /* Channels that are copied together, so that the table is read once. */
 enum { AT_ONCE = 4 };
 
-/* LANES floats of a few channels, from the positions in `table`. The caller's output may be unaligned. */
+/* Copies LANES floats of a few channels from the positions in `table`. The caller's output may be unaligned. */
 INLINE void gather(float *to, int64_t to_pitch, const float *from, int64_t from_pitch, const int32_t *table, float fill,
                    int channels)
 {
@@ -51,8 +51,8 @@ INLINE void gather(float *to, int64_t to_pitch, const float *from, int64_t from_
 #define INTERLEAVE(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
 #endif
 
-/* LANES vectors whose lanes hold successive floats: read lane by lane and transposed, by interleaving the first half
- * with the second log2(LANES) times. */
+/* Copies LANES vectors whose lanes hold successive floats: reads them lane by lane and transposes them, by interleaving
+ * the first half with the second log2(LANES) times. */
 static void copy_run(float *to, const float *from, const int32_t *table)
 {
     vec v[LANES], w[LANES];
@@ -67,7 +67,7 @@ static void copy_run(float *to, const float *from, const int32_t *table)
     EACH(l, LANES) __builtin_memcpy(to + l * LANES, v + l, sizeof *v);
 }
 
-/* Floats first to last - 1 of a few channels; one by one at the end, if they are not a whole vector. */
+/* Copies floats first to last - 1 of a few channels; the last ones one by one, if they do not fill a vector. */
 static void copy_some(const struct gather *op, float *to, const float *from, const int32_t *table, int first, int last,
                       int channels)
 {
@@ -142,7 +142,7 @@ typedef void halo_function(char *, int);
 #define HALO_NAME(number, ...) halo_##number,
 static halo_function *const halos[] = {NULL, HALOS(HALO_NAME)};
 
-/* As many channels at a time as stay in the first-level cache from one side to the next. */
+/* Fills all sides for as many channels as fit in the first-level cache, then for the next channels. */
 LOCAL void run_halo(const struct halo *op, const struct frame *f)
 {
     enum { NEAR = 16384 };

@@ -1,4 +1,4 @@
-/** What is known about a network. */
+/** Facts about a network. */
 export interface Info {
   /** Shape of one input, such as [3, 32, 32]: channels, rows, columns. */
   readonly input: readonly number[];
@@ -6,7 +6,7 @@ export interface Info {
   readonly output: readonly number[];
   /** How the weights are stored in the file; the network computes in float32. */
   readonly weights: "fp32" | "fp16" | "int8";
-  /** Bytes of memory, which never grows. */
+  /** Size of the memory in bytes; it never grows. */
   readonly memory: number;
   /** Inputs are (pixel / 255 - mean) / std for each channel, if the exporter knew how the network was trained. */
   readonly mean?: readonly number[];
@@ -17,7 +17,7 @@ export interface Info {
 
 export interface Model {
   readonly info: Info;
-  /** Run the network on one input, channel by channel, row by row. Throws a RangeError for another number of values. */
+  /** Run the network on one input, channel by channel, row by row. Throws a RangeError if the number of values is wrong. */
   run(values: ArrayLike<number>): Float32Array;
 }
 

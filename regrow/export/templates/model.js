@@ -5,7 +5,7 @@ export async function load(source = new URL("model.wasm", import.meta.url)) {
   const module = source instanceof WebAssembly.Module ? source : await compile(await read(source));
   const [section] = WebAssembly.Module.customSections(module, "regrow");
   if (!section) throw new Error('not a model by regrow: the module has no section "regrow"');
-  const info = JSON.parse(new TextDecoder().decode(section.slice(0, -4))); // the rest is the checksum
+  const info = JSON.parse(new TextDecoder().decode(section.slice(0, -4))); // the last 4 bytes are the checksum
   const { memory, run, x, y } = (await WebAssembly.instantiate(module)).exports;
   const inputs = count(info.input), input = new Float32Array(memory.buffer, x.value, inputs);
   const output = new Float32Array(memory.buffer, y.value, count(info.output));
@@ -38,9 +38,9 @@ async function read(source) {
 }
 
 async function compile(bytes) {
-  // The file ends with the checksum of all bytes before it; over such a file, every CRC-32 has the same value.
+  // The file ends with the CRC-32 of all bytes before it, so the CRC-32 of the whole file is always this constant.
   if (crc32(bytes) !== 0x2144df1c) {
-    throw new Error(`not a model by regrow, or damaged on the way: the checksum of its ${bytes.length} bytes is wrong`);
+    throw new Error(`not a model by regrow, or damaged: the checksum of its ${bytes.length} bytes is wrong`);
   }
   try {
     return await WebAssembly.compile(bytes);

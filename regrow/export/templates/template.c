@@ -1,8 +1,8 @@
 /* The engine as a WebAssembly module without a network. This file is compiled after the engine's kernels, once, by
  * `make template`; `wasm_module.py` then adds plan and weights as data segments, so that exporting needs no compiler.
  *
- * The module imports nothing, and its memory never grows. `model` says where everything lies; it is filled in by a data
- * segment. `unpack` is the module's start function: it runs once, when the module is instantiated.
+ * The module imports nothing, and its memory never grows. `model` has the addresses of all parts; a data segment fills
+ * it in. `unpack` is the module's start function: it runs once, when the module is instantiated.
  */
 
 struct model {
@@ -11,7 +11,7 @@ struct model {
     char *constants;
     char *arena;
     float *x, *y;
-    const uint8_t *packed; /* the weights as they are stored; in the arena, which they leave as it was: all zeros */
+    const uint8_t *packed; /* the stored weights, in the arena; `unpack` clears them */
     int32_t packed_bytes;
 };
 
@@ -27,22 +27,22 @@ void run(void)
 
 enum packing { SPARSE_CONV, SPARSE_LINEAR, DENSE_LINEAR };
 
-/* The weights of a layer. What follows the header, each part from a multiple of four bytes on:
+/* The stored weights of a layer. These parts follow the header, each aligned to four bytes:
  *
  *   int32 taps[taps]          bytes from a channel's first pixel to the one that each weight of a window reads
- *   float scales[rows]        what one is worth in each row, of weights with 8 bits
- *   values                    of all rows, one after the other, in `bits` each
- *   uint8 gaps[gap_bytes]     from one weight's place in the flat row to the next one's; 255 means 255 and more. If
- *                             gap_bytes is 0, no weight is missing.
+ *   float scales[rows]        scale of each row, for 8-bit weights
+ *   values                    the weights of all rows, `bits` bits each
+ *   uint8 gaps[gap_bytes]     distance of each weight from the one before it in its row; 255 means that the next
+ *                             byte is added. If gap_bytes is 0, no weight is missing.
  *
- * A row is what the kernels compute at a time: an output channel's weights in one block of input channels. */
+ * A row has the weights of an output channel in one block of input channels. */
 struct packed {
     int32_t packing, bits;
     uint32_t entries, starts; /* in the constants: where the weights go, and where each group of rows starts */
     int32_t groups, together; /* rows are numbered group by group */
     int32_t groups_per_block;
     int32_t pitch, taps;      /* bytes from one input channel to the next; weights in a window */
-    int32_t length;           /* of a row with all weights */
+    int32_t length;           /* of a row in which no weight is missing */
     int32_t count, gap_bytes;
 };
 
@@ -57,7 +57,7 @@ static float next_value(struct reader *r, int row)
     float value;
     if (r->bits == 32) {
         __builtin_memcpy(&value, r->values, 4);
-    } else if (r->bits == 16) { /* shift the bits into place, and let a product correct the exponent */
+    } else if (r->bits == 16) { /* shift the bits into place, and correct the exponent by a product */
         const uint32_t half = r->values[0] | (uint32_t)r->values[1] << 8, magnitude = (half & 0x7fff) << 13;
         __builtin_memcpy(&value, &magnitude, 4);
         value *= half & 0x8000 ? -0x1p112f : 0x1p112f;
@@ -76,7 +76,7 @@ static int next_gap(struct reader *r)
     return gap + *r->gaps++;
 }
 
-/* Weight k of n of a group's member m: kernels read four weights of a member at a time, and the rest one by one. */
+/* Stores weight k of n of member m of a group. Kernels read four weights of a member at a time, the rest one by one. */
 static void put_conv(uint32_t *group, int together, int n, int m, int k, uint32_t offset, uint32_t value)
 {
     const int in_fours = k < n / 4 * 4;
@@ -109,7 +109,7 @@ static void unpack_sparse(const struct packed *p, const int32_t *taps, struct re
     }
 }
 
-/* By blocks of LANES outputs, column by column. */
+/* Dense weights are stored in blocks of LANES outputs, column by column. */
 static void unpack_dense(const struct packed *p, struct reader *r)
 {
     float *to = (float *)(model.constants + p->entries);

@@ -1,9 +1,9 @@
-/* What every kernel gets besides its struct: where its memory is, and which part of the work it does. */
+/* The second argument of every kernel: its memory and its part of the work. */
 #ifndef FRAME_H
 #define FRAME_H
 #include "plan.h"
 
-/* The memory of one run, and this thread's share of the work: a part of every operation or, in its own arena, a slice
+/* The memory of one run, and this thread's part of the work: a part of every operation or, in its own arena, a slice
  * of the image's rows. */
 struct frame {
     const char *constants;
@@ -28,7 +28,7 @@ struct range {
     int first, last;
 };
 
-/* The part of n pieces of work that is this thread's. */
+/* This thread's part of n pieces of work. */
 INLINE struct range part_of(const struct frame *f, int n)
 {
     if (f->parts == 1) return (struct range){0, n};
@@ -36,7 +36,7 @@ INLINE struct range part_of(const struct frame *f, int n)
     return s;
 }
 
-/* The same for what is left over: threads with fewer whole pieces get more of it. */
+/* The same with threads in reverse order, for the remaining work: threads with fewer pieces from part_of get more. */
 INLINE struct range rest_of(const struct frame *f, int n)
 {
     struct frame mirrored = *f;

@@ -44,7 +44,7 @@ static void send_rows(const struct halo_rows *b, const struct frame *f, char *bu
             copy_cells(buffer, buffer_pitch, row_of(b, f, row) + col * VECTOR, b->image.pitch, b->channels);
 }
 
-/* A row with one halo cell at either end, the usual case: the cells of a channel are read once. */
+/* Receives a row with one halo cell at each end, the usual case: the cells of a channel are read once. */
 INLINE void recv_row(const struct halo_rows *b, const struct side *sides, char *cells, const char *buffer,
                      const int cols)
 {
@@ -138,9 +138,9 @@ static struct range inner_rows(const struct frame *f, const struct op *op, const
     return (struct range){above, conv->rows - below};
 }
 
-/* An operation on a slice, once all threads have done the one before. Rows that the neighbors need are computed first,
- * so that they are ready long before they are needed. All threads receive before they signal, so a thread that starts
- * an operation knows that the halo buffers read by the operation before it are free. */
+/* Runs an operation on a slice, after all threads have signaled the previous one. Rows that the neighbors need are
+ * computed first, so that they are ready early. All threads receive before they signal: when a thread starts an
+ * operation, the halo buffers that the previous operation read are free. */
 static void run_exchanged(const struct slice_run *p, const struct op *op)
 {
     static const struct exchange nothing = {ABSENT, ABSENT, ABSENT, 0, 0};

@@ -6,7 +6,7 @@
 /* Position of the neighbor if there are two rows of four regions. */
 enum shift { ANY_SHIFT, ABOVE, BELOW, LEFT, RIGHT };
 
-/* The lanes of a vector as the neighbors at a side see them; for two rows of four regions, AVX2 has an instruction. */
+/* Moves lanes to the neighbors at a side; for two rows of four regions, AVX2 has an instruction for this. */
 INLINE vec from_side(vec v, const struct side *side, const int shift)
 {
 #if LANES == 8 && defined(__AVX2__)

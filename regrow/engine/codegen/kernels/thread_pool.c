@@ -14,7 +14,7 @@
 
 #include "halo_exchange.h"
 
-#ifdef _WIN32 /* whose C library lacks aligned_alloc */
+#ifdef _WIN32 /* its C library lacks aligned_alloc */
 #include <malloc.h>
 #define ALIGNED_ALLOC(alignment, size) _aligned_malloc(size, alignment)
 #define ALIGNED_FREE(memory) _aligned_free(memory)
@@ -99,7 +99,7 @@ static void run_image(struct thread_pool *pool, const struct run_args *args, str
     }
 }
 
-/* A round: its number, whether all threads take part, and if not, how many images no thread has taken. */
+/* Bits of a round: its number, whether all threads take part and, if not, how many images no thread has taken. */
 #define ONE_ROUND (1ull << 32)
 #define ALL_THREADS (1ull << 31)
 #define IMAGES (ALL_THREADS - 1)
@@ -112,7 +112,7 @@ static void run_one(struct thread_pool *pool, int part, int image)
     run_image(pool, args, &own, image);
 }
 
-/* This thread's part of all images of the round. */
+/* Runs this thread's part of all images of the round. */
 static void run_part(struct thread_pool *pool, int part)
 {
     const struct run_args *args = pool->args;
@@ -128,7 +128,7 @@ static void run_part(struct thread_pool *pool, int part)
     }
 }
 
-/* Takes images as long as there are any. The round may be over: only a thread that took an image may read the args. */
+/* Runs images until none is left. The round may be over already: only a thread that took an image may read the args. */
 static void help(struct thread_pool *pool, int part, unsigned long long round)
 {
     while (round & IMAGES) {
@@ -183,7 +183,7 @@ static unsigned long long start(struct thread_pool *pool, const struct run_args 
     return round;
 }
 
-/* Images, each by any free thread; waits only for threads that took one. */
+/* Runs images, each on any free thread; waits only for threads that took one. */
 static void run_batch(struct thread_pool *pool, struct run_args *args, int first, int last)
 {
     args->first = first, args->last = last;
@@ -195,7 +195,7 @@ static void run_batch(struct thread_pool *pool, struct run_args *args, int first
     }
 }
 
-/* Images, each by all threads. */
+/* Runs images, each on all threads. */
 static void run_per_layer(struct thread_pool *pool, struct run_args *args, int first, int last)
 {
     args->first = first, args->last = last;

@@ -37,7 +37,7 @@
 
 #define VECTOR ((int)sizeof(vec)) /* bytes */
 
-/* One native register: compilers lower wider vectors badly. The cells of an arena may alias anything. */
+/* One native register: compilers generate slow code for wider vectors. The cells of an arena may alias anything. */
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef vec cell __attribute__((may_alias));
@@ -61,7 +61,7 @@ INLINE vec splat(float x) { return x - (vec){0}; }
 
 INLINE vec choose(ivec where, vec a, vec b) { return (vec)((where & (ivec)a) | (~where & (ivec)b)); }
 
-/* Maximum and minimum; b if a or b is NaN. Compilers do not find the instruction by themselves. */
+/* Maximum and minimum; b if a or b is NaN. Compilers do not select these instructions themselves. */
 #if LANES == 16 && defined(__AVX512F__)
 INLINE vec max(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE vec min(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); }

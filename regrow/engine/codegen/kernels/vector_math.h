@@ -1,4 +1,4 @@
-/* Mathematical functions of vectors: the only place for them, without the C library. */
+/* Mathematical functions of vectors, without the C library. */
 #ifndef VECTOR_MATH_H
 #define VECTOR_MATH_H
 #include "vector.h"

@@ -4,7 +4,7 @@
 #include "plan.h"
 
 #if WEIGHT_BITS == 16
-/* Half to single precision: shift the bits into place, and let a product correct the exponent. */
+/* Half to single precision: shift the bits into place, and correct the exponent by a product. */
 INLINE float widen(uint16_t half)
 {
     const uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
