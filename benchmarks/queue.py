@@ -1,7 +1,7 @@
 """Runs the CIFAR-10 trainings that the pages still need, most valuable first, and writes finished runs to `results/`.
 
-`python -m benchmarks.queue RUNS` trains in folders of RUNS; the same command resumes after an interruption and skips runs
-that are in `results/`. A run is recorded as soon as it ends. `--list` shows the missing runs.
+`python -m benchmarks.queue RUNS` trains in folders of RUNS; the same command resumes after an interruption and skips
+runs that are in `results/`. A run is recorded as soon as it ends. `--list` shows the missing runs.
 `results/queue/start.sh` starts it together with the paper's 300-epoch training, on any machine.
 """
 

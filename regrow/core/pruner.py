@@ -264,8 +264,8 @@ class Pruner:
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield masks that keep the units with the largest scores, according to unit, scope and floor.
 
-        `sparsity` is that of all targets or, as `schedule(t)` returns it, of each group of them. Nothing outside the
-        masks `among` is kept.
+        `sparsity` is that of all targets or, as `schedule(t)` returns it, of each group of them. Units outside the
+        masks `among` are kept only if too few are inside.
         """
         parts = self.parts(sparsity)
         targets = {name: self.targets[name] for name in scores}

@@ -58,7 +58,7 @@ class Units:
         return mask
 
     def mask(self, target: Target, score: Tensor, keep: Tensor, among: Tensor | None) -> Tensor:
-        """Return the mask of the weights for a mask `keep` of the units; nothing outside `among` is kept."""
+        """Return the mask of the weights for a mask `keep` of the units; inside a unit, `among` goes first."""
         return keep
 
     def all_masks(self, target: Target, mask: Tensor) -> Iterable[tuple[str, Tensor]]:

@@ -1,7 +1,8 @@
 """Export models for other runtimes and devices: `onnx()`, `program()`, `c()` and `wasm()`.
 
 To add a format, write a module with one function and add a line to `FORMATS`. The function is then an attribute of this
-package, and `regrow export` has the format's name, suffix and options. Importing this package does not import torch.
+package, and `regrow export` has the format's name, suffix and options. Give the module another name than the function,
+which it would hide. Importing this package does not import torch.
 """
 
 from __future__ import annotations

@@ -28,6 +28,16 @@ def test_the_options_of_a_format_are_those_of_its_function(name: str) -> None:
         assert parameters[option].default == described.default
 
 
+def test_options_of_the_same_name_are_the_same_option() -> None:
+    # The command line has one option for all formats with this name, so its default must be that of each.
+    options: dict[str, set[int]] = {}
+    for form in FORMATS.values():
+        for name, option in form.options.items():
+            options.setdefault(name, set()).add(id(option))
+    assert all(len(found) == 1 for found in options.values())
+    assert len(options) < sum(len(form.options) for form in FORMATS.values())
+
+
 @pytest.mark.parametrize("name", EXPORTED)
 def test_the_function_of_a_format_is_an_attribute_of_the_package(name: str) -> None:
     assert getattr(export, name) is resolve_name(FORMATS[name].writer)
