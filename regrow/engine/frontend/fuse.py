@@ -161,7 +161,7 @@ def _split_affines_of_concats(graph: Graph) -> Graph:
             value = Value(f"{node.out.name}_{own.start}", part.shape)
             scale = None if node.scale is None else node.scale[own]
             shift = None if node.shift is None else node.shift[own]
-            nodes.append(Affine(node.name, value, part, scale, shift, node.activation))
+            nodes.append(Affine(node.name, value, part, scale, shift, activation=node.activation))
             parts.append(value)
         concats[node.out] = concat = Concat(node.name, node.out, tuple(parts))
         nodes.append(concat)

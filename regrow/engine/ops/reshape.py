@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from regrow.engine.frontend.graph import Node, Value
-from regrow.engine.ops.base import Unary, lowers, operation
+from regrow.engine.ops.base import NodeStep, Unary, lowers, operation
 from regrow.engine.ops.move import GatherStep
-from regrow.engine.ops.pointwise import PointwiseStep
+from regrow.engine.ops.pointwise import Affine
 from regrow.engine.plan.steps import Buffer
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ class Concat(Node):
                 if out.planes is None:
                     plan.append(GatherStep(self, (plan.flat(part, self),), (window,), None))
                 else:
-                    plan.append(PointwiseStep(self, (plan.home_version(part, self),), (window,)))
+                    copy = Affine(self.name, self.out, part)
+                    plan.append(NodeStep(copy, (plan.home_version(part, self),), (window,)))
                 copied.append(window)
             first += part.channels
         plan.keep(self.out, out)
