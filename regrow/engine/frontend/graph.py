@@ -118,10 +118,15 @@ class WeightedNode(Node):
         """The values it reads."""
         return (self.x,)
 
+    @cached_property
+    def nonzeros(self) -> int:
+        """Number of non-zero weights."""
+        return int(self.weight.count_nonzero())
+
     @property
     def macs(self) -> int:
         """Multiply-accumulates with non-zero weights for one image."""
-        return int(self.weight.count_nonzero()) * self.out.pixels
+        return self.nonzeros * self.out.pixels
 
     @cached_property
     def float_weights(self) -> tuple[Tensor, Tensor]:

@@ -179,23 +179,6 @@ class NodeStep(Step):
         """The operands, if the kernel works in place."""
         return self.reads if self.node.in_place else ()
 
-    @property
-    def macs(self) -> int:
-        """The multiply-accumulates of its node."""
-        return self.node.macs
-
     def call(self, lowering: Lowering) -> dict[str, Any]:
         """Let the node fill in the struct."""
         return self.node.call(lowering, *self.reads, *self.writes)
-
-
-class KernelStep(Step):
-    """Base class of steps whose kernel several nodes use."""
-
-    struct: ClassVar[Fields]
-    own_kernel: ClassVar[Kernel]
-
-    @property
-    def kernel(self) -> Kernel:
-        """Its own kernel."""
-        return self.own_kernel

@@ -12,11 +12,11 @@ from torch import Tensor
 from regrow.engine.codegen.structs import ACTIVATE, I32, OFFSET, PLANES, Fields
 from regrow.engine.frontend.graph import Value, WeightedNode
 from regrow.engine.ops.activations import IDENTITY, Activation
-from regrow.engine.ops.base import KernelStep, lowers, operation
+from regrow.engine.ops.base import lowers, operation
 from regrow.engine.ops.linear import Linear, read_bias
 from regrow.engine.ops.pointwise import Affine
 from regrow.engine.plan.layout import PlaneLayout, Window
-from regrow.engine.plan.steps import Buffer, Schedule
+from regrow.engine.plan.steps import Buffer, Schedule, Step
 from regrow.engine.plan.tiles import Tile, problem_of, region_of
 from regrow.engine.plan.weights import FARTHEST, Format, SparseWeights, non_zeros, sparse_weights
 
@@ -128,7 +128,7 @@ class Conv(WeightedNode):
 
 @operation()
 @dataclass(frozen=True, eq=False)
-class ConvStep(KernelStep):
+class ConvStep(Step):
     """One convolution. With a `band`, it is computed so many rows at a time, together with its `followers`."""
 
     node: Conv
@@ -184,16 +184,11 @@ class ConvStep(KernelStep):
         """The residual, unless the windows read it as well."""
         return () if self.residual is None or self.residual.whole is self.x.whole else (self.residual,)
 
-    @property
-    def macs(self) -> int:
-        """The multiply-accumulates of its node."""
-        return self.node.macs
-
     def call(self, lowering: Lowering) -> dict[str, Any]:
         """Return the fields of `struct conv`."""
         node, tile, put = self.node, lowering.tiles[self], lowering.constants.put
         rows, cols = region_of(self)
-        problem = lowering.memo(problem_of, self, lowering.lanes, lowering.threads)
+        problem = problem_of(self, lowering.lanes, lowering.threads)
         # For all rows: threads that work on one image do not use bands.
         split = replace(problem, rows=rows, cols=cols).channel_split(tile)
         weights, blocks = self._weights(lowering, tile, lowering.threads if split else 1)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,23 +26,12 @@ from regrow.engine.plan.weights import Format, channel_scales
 MOST_BYTES = 2**31
 """Size from which an image is too large: the kernels count its bytes in 32 bits."""
 
-Params = ParamSpec("Params")
-Result = TypeVar("Result")
+Memo = Callable[..., Any]
 
 
-class Memo:
-    """Caches the results of functions, most of which are the same in plans that differ only in their tiles."""
-
-    def __init__(self) -> None:
-        self._results: dict[Hashable, Any] = {}
-
-    def __call__(self, function: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs) -> Result:
-        """Return the cached result for the same arguments, or call the function."""
-        key = (function, args, tuple(kwargs.items()))
-        if key not in self._results:
-            self._results[key] = function(*args, **kwargs)
-        result: Result = self._results[key]
-        return result
+def new_memo() -> Memo:
+    """Return a function that calls functions and caches their results, which plans share if only their tiles differ."""
+    return cache(lambda function, *args, **options: function(*args, **options))
 
 
 @dataclass(frozen=True)
@@ -171,7 +161,7 @@ def lower(
         place_buffers(schedule),
         dict(zip(convolutions, tiles, strict=True)),
         schedule.halo_buffers,
-        memo or Memo(),
+        memo or new_memo(),
     )
     calls = [(step, _op(step, lowering)) for step in schedule.steps]
     kept = [(step, op) for step, op in calls if op is not None]
@@ -199,11 +189,7 @@ def _op(step: Step, lowering: Lowering) -> ctypes.Structure | None:
 
 def _label(step: Step, lowering: Lowering) -> Label:
     slices = lowering.slices if step.node.out.pixels > 1 else 1
-    return Label(step.node.name, step.kernel.name, slices * lowering.memo(_macs, step))
-
-
-def _macs(step: Step) -> int:
-    return step.macs
+    return Label(step.node.name, step.kernel.name, slices * step.macs)
 
 
 def _check_size(step: Step, lowering: Lowering) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from regrow.engine.frontend.graph import Node
 from regrow.engine.plan.layout import IntArray, PlaneLayout
 
 if TYPE_CHECKING:
+    from regrow.engine.codegen.structs import Fields
     from regrow.engine.ops.base import Kernel
     from regrow.engine.plan.lower import Lowering
 
@@ -56,10 +57,15 @@ class Step:
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
 
+    struct: ClassVar[Fields]
+    own_kernel: ClassVar[Kernel]
+    computes: ClassVar[bool] = True
+    """Whether it computes its node; otherwise, it moves data that the node reads or writes."""
+
     @property
     def kernel(self) -> Kernel:
         """The kernel that it calls."""
-        raise NotImplementedError(f"{type(self).__name__} has no kernel")
+        return self.own_kernel
 
     @property
     def overwritable(self) -> tuple[Buffer, ...]:
@@ -69,7 +75,7 @@ class Step:
     @property
     def macs(self) -> int:
         """Multiply-accumulates with non-zero weights."""
-        return 0
+        return self.node.macs if self.computes else 0
 
     def call(self, lowering: Lowering) -> dict[str, Any] | None:
         """Return the fields of the kernel's struct, or None if there is nothing to do."""

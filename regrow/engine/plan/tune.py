@@ -15,7 +15,7 @@ import torch
 from regrow.engine.codegen.build import KernelLibrary
 from regrow.engine.codegen.specialize import separate_halos
 from regrow.engine.ops.conv import conv_steps
-from regrow.engine.plan.lower import Memo, lower
+from regrow.engine.plan.lower import lower, new_memo
 from regrow.engine.plan.steps import Schedule
 from regrow.engine.plan.tiles import Tile, TileProblem, candidates, problem_of
 from regrow.engine.runtime.model import noise
@@ -133,7 +133,7 @@ class _Tuner:
         self.nonzeros = [max(1.0, problem.nonzeros_per_output) for problem in problems]
         self.offers = [candidates(family)[: ROUNDS * len(members)] for family, members in families.items()]
         self.taken: list[dict[Tile, list[float]]] = [{} for _ in self.families]
-        self.memo = Memo()
+        self.memo = new_memo()
         self.x, self.y = noise(*shapes)
         self.start = time.thread_time()
 
