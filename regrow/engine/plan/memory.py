@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import sys
 from collections import defaultdict
@@ -118,7 +117,7 @@ class Constants:
     def joined(self) -> NDArray[np.uint8]:
         """Return all of them in one block, which is never empty."""
         size = self._size or ALIGNMENT
-        joined = allocate(size).array[:size]
+        joined = allocate(size)[:size]
         for pieces in self._pieces.values():
             for offset, data in pieces:
                 joined[offset : offset + data.nbytes] = data
@@ -126,30 +125,17 @@ class Constants:
         return joined
 
 
-@dataclass(frozen=True)
-class MemoryBlock:
-    """Zeroed, page-aligned memory that is freed with this object."""
+def allocate(size: int) -> NDArray[np.uint8]:
+    """Return at least `size` zeroed, page-aligned bytes, on huge pages if they are many and the system has huge pages.
 
-    owner: mmap.mmap
-    address: int
-    size: int
-
-    @property
-    def array(self) -> NDArray[np.uint8]:
-        """Its bytes; the array keeps the memory alive."""
-        whole = np.frombuffer(self.owner, np.uint8)
-        first = self.address - whole.ctypes.data
-        return whole[first : first + self.size]
-
-
-def allocate(size: int) -> MemoryBlock:
-    """Allocate at least `size` bytes, on huge pages if they are many and the system has huge pages."""
+    The memory is freed with the array.
+    """
     huge = sys.platform == "linux" and size >= HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE")
     alignment = HUGE_PAGE if huge else mmap.PAGESIZE
     rounded = -(-max(size, 1) // alignment) * alignment
     owner = zeroed_memory(rounded + (alignment if huge else 0))
-    start = ctypes.addressof(ctypes.c_char.from_buffer(owner))
-    shift = -start % alignment
+    whole = np.frombuffer(owner, np.uint8)
+    shift = -whole.ctypes.data % alignment
     if sys.platform == "linux" and huge:
         owner.madvise(mmap.MADV_HUGEPAGE, shift // mmap.PAGESIZE * mmap.PAGESIZE, rounded)
-    return MemoryBlock(owner, start + shift, rounded)
+    return whole[shift : shift + rounded]
