@@ -112,11 +112,6 @@ class Unary(Node):
 
     x: Value
 
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The values it reads."""
-        return (self.x,)
-
 
 class Layout(Protocol):
     """Decides in which memory layout a node reads its inputs and writes its output."""

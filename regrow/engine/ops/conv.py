@@ -75,11 +75,6 @@ class Conv(WeightedNode):
         return Window(self.kernel, self.stride, self.padding, self.dilation)
 
     @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The values it reads."""
-        return (self.x,) if self.residual is None else (self.x, self.residual)
-
-    @property
     def outputs(self) -> tuple[Value, ...]:
         """`out` is not written if only the second output is read (the last block of a pre-activation network)."""
         kept = (self.out,) if self.keeps_out else ()

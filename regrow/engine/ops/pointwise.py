@@ -133,11 +133,6 @@ class Binary(Pointwise):
     a: Value
     b: Value
 
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The values it reads."""
-        return (self.a, self.b)
-
     def reference(self, a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
         """Combine and activate with torch."""
         return self.activation(a + b if self.op == "add" else a * b)

@@ -76,16 +76,6 @@ class Concat(Node):
             raise call.unsupported(f"The engine joins channels (dim=1), got dim={call.args['dim']}.")
         call.add(cls, parts)
 
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The values it reads."""
-        return self.parts
-
-    @property
-    def joined(self) -> tuple[Value, ...]:
-        """The parts."""
-        return self.parts
-
     def reference(self, *parts: Tensor) -> Tensor:
         """Concatenate with torch."""
         return torch.cat(parts, 1)

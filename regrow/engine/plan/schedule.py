@@ -9,6 +9,7 @@ import numpy as np
 from regrow.engine.frontend.graph import Graph, Node, Value
 from regrow.engine.ops.base import NodeStep
 from regrow.engine.ops.move import GatherStep, HaloStep
+from regrow.engine.ops.reshape import Concat
 from regrow.engine.plan.layout import Grid, Halo, PlaneLayout, Window, choose_grid
 from regrow.engine.plan.steps import Buffer, Schedule, Step
 
@@ -79,15 +80,15 @@ class Scheduler:
         """Give values that are joined later a place in the joined buffer, which saves the copy."""
         homes: dict[Value, Buffer] = {}
         for node in self.graph.nodes:
-            if not node.joined or node.out.pixels == 1:
+            if not isinstance(node, Concat) or node.out.pixels == 1:
                 continue
-            movable = [part for part in node.joined if self.makers[part].placeable]
+            movable = [part for part in node.parts if self.makers[part].placeable]
             key = (node.out, self.grids[node.out.size], 0.0)
             for part in movable:
                 self.halos[key] = self.halos.get(key, Halo()) | self.halos.get((part, *key[1:]), Halo())
             joined = homes.setdefault(node.out, _buffer(node.out, self._home_planes(node.out)))
             first = 0
-            for part in node.joined:
+            for part in node.parts:
                 if part in movable and part not in homes:
                     homes[part] = Buffer(part.channels, part.size, joined.planes, root=joined, first=first)
                 first += part.channels
