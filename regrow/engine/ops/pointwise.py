@@ -153,7 +153,8 @@ def _activation(call: Call) -> None:
         if function.torch == call.name and matches:
             call.add(Affine, call.value("self"), activation=Activation(name))
             return
-    raise call.unsupported(f"No entry of regrow.engine.ops.activations has its arguments {call.options}.")
+    options = {name: value for name, value in call.args.items() if not isinstance(value, fx.Node)}
+    raise call.unsupported(f"No entry of regrow.engine.ops.activations has its arguments {options}.")
 
 
 @lowers("clamp", "hardtanh")
@@ -180,7 +181,7 @@ def _arithmetic(op: str) -> Callable[[Call], None]:
         if call.args.get("rounding_mode") is not None:
             raise call.unsupported(f"rounding_mode must be None, got {call.args['rounding_mode']!r}.")
         first, second = "self", "other"
-        if not call.is_value("self") and op in ("add", "mul"):
+        if op in ("add", "mul") and call.constant("self") is not None:
             first, second = second, first
         x, constant = call.value(first), call.constant(second)
         if constant is not None:
