@@ -219,7 +219,7 @@ class ConvStep(Step):
             "channel_split": split,
             "followers": self.followers,
             "band": self.band,
-            "prefetch": self.out is not None and lowering.bytes_of(self.out.whole) > LARGE,
+            "prefetch": self.out is not None and self.out.whole.nbytes(lowering.lanes) > LARGE,
             "column_order": node.kernel[0] > self.stride[0],
             "act": node.activation.struct,
             "second_act": (IDENTITY if second is None else second.activation).struct,

@@ -89,10 +89,10 @@ class Concat(Node):
             window = Buffer(part.channels, part.size, out.planes, root=out.whole, first=out.first + first)
             if home is None or home.root is not out or home.first != first:
                 if out.planes is None:
-                    plan.append(GatherStep(self, (plan.flat(part, self),), (window,), None))
+                    plan.steps.append(GatherStep(self, (plan.flat(part, self),), (window,), None))
                 else:
                     copy = Affine(self.name, self.out, part)
-                    plan.append(NodeStep(copy, (plan.home_version(part, self),), (window,)))
+                    plan.steps.append(NodeStep(copy, (plan.home_version(part, self),), (window,)))
                 copied.append(window)
             first += part.channels
         plan.keep(self.out, out)

@@ -17,10 +17,10 @@ from regrow.engine.codegen.structs import ABSENT, INPUT, OUTPUT
 from regrow.engine.frontend.torch_export import UnsupportedOperationError
 from regrow.engine.ops.base import kind_of, structures
 from regrow.engine.ops.conv import ConvStep, conv_steps
-from regrow.engine.plan.memory import Arena, Constants, buffer_bytes, place_buffers
+from regrow.engine.plan.memory import Arena, Constants, place_buffers
 from regrow.engine.plan.split import exchange
 from regrow.engine.plan.steps import Buffer, Schedule, Step
-from regrow.engine.plan.tiles import Tile, choose, problem_of
+from regrow.engine.plan.tiles import Tile, candidates, problem_of
 from regrow.engine.plan.weights import Format, channel_scales
 
 MOST_BYTES = 2**31
@@ -108,10 +108,6 @@ class Lowering:
         """Return the distance from channel to channel in floats."""
         return buffer.pixels if buffer.planes is None else buffer.planes.pitch * self.lanes
 
-    def bytes_of(self, buffer: Buffer) -> int:
-        """Return the size of a buffer."""
-        return buffer_bytes(buffer, self.lanes)
-
     def floats(self, values: torch.Tensor | None) -> int:
         """Add one number per channel to the constants, padded to whole vectors."""
         if values is None:
@@ -152,7 +148,7 @@ def lower(
     """
     convolutions = conv_steps(schedule)
     if tiles is None:
-        tiles = [choose(problem_of(step, schedule.lanes, threads)) for step in convolutions]
+        tiles = [candidates(problem_of(step, schedule.lanes, threads))[0] for step in convolutions]
     lowering = Lowering(
         schedule.lanes,
         schedule.slices,
@@ -194,7 +190,7 @@ def _label(step: Step, lowering: Lowering) -> Label:
 
 def _check_size(step: Step, lowering: Lowering) -> None:
     for buffer in step.writes:
-        size = 0 if buffer.external else lowering.bytes_of(buffer.whole)
+        size = 0 if buffer.external else buffer.whole.nbytes(lowering.lanes)
         if size >= MOST_BYTES:
             shape = " x ".join(map(str, (buffer.channels, *buffer.size)))
             raise UnsupportedOperationError(

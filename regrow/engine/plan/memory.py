@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,19 +29,13 @@ class Arena:
     size: int
 
 
-def buffer_bytes(buffer: Buffer, lanes: int) -> int:
-    """Return the size of a buffer; plain floats are padded to whole vectors."""
-    if buffer.planes is not None:
-        return buffer.channels * buffer.planes.pitch * lanes * 4
-    return -(-buffer.channels * buffer.pixels // lanes) * lanes * 4
-
-
 def place_buffers(schedule: Schedule) -> Arena:
     """Place buffers by first fit, in running order. A buffer is free after the last step (or band) that uses it.
 
     So is the halo buffer of an image: threads wait for each other before the next step writes (halo_exchange.c).
     """
-    last = _last_uses(schedule.steps)
+    steps = enumerate(schedule.steps)
+    last = {buffer.whole: position for position, step in steps for buffer in (*step.reads, *step.writes)}
     last |= {buffer: last[image] for image, buffer in schedule.halo_buffers.items()}
     offsets: dict[Buffer, int] = {}
     alive: dict[Buffer, tuple[int, int]] = {}
@@ -61,16 +54,12 @@ def place_buffers(schedule: Schedule) -> Arena:
             if old is not None:
                 alive[buffer] = alive.pop(old)
             else:
-                alive[buffer] = _first_gap(sorted(alive.values()), buffer_bytes(buffer, schedule.lanes))
+                alive[buffer] = _first_gap(sorted(alive.values()), buffer.nbytes(schedule.lanes))
             offsets[buffer] = alive[buffer][0]
             top = max(top, alive[buffer][1])
         if position >= bands_end:
             alive, windows = {b: span for b, span in alive.items() if last[b] > position}, None
     return Arena(offsets, top)
-
-
-def _last_uses(steps: Sequence[Step]) -> dict[Buffer, int]:
-    return {buffer.whole: position for position, step in enumerate(steps) for buffer in (*step.reads, *step.writes)}
 
 
 def _overwritten(step: Step, out: Buffer, free: set[Buffer]) -> Buffer | None:

@@ -157,13 +157,9 @@ class Scheduler:
 
     # ---- steps
 
-    def append(self, step: Step) -> None:
-        """Append a step without filling halos."""
-        self.steps.append(step)
-
     def emit(self, step: Step) -> None:
         """Append the step that computes the outputs of its node, and fill their halos."""
-        self.append(step)
+        self.steps.append(step)
         for value, buffer in zip(step.node.outputs, step.writes, strict=True):
             self.keep(value, buffer)
             self.fill_halos(step.node, buffer)
@@ -177,21 +173,18 @@ class Scheduler:
         self, source: Buffer, target: Buffer, node: Node, fill: float = 0.0, step: tuple[int, int] = (1, 1)
     ) -> Buffer:
         """Copy every `step`-th pixel of `source` to `target`, whatever the two layouts; its halo is filled, too."""
-        if target.planes is not None:
-            y, x = target.planes.coordinates(halo=True)
-        else:
-            y, x = np.indices(target.size, dtype=np.int64)
+        y, x = target.cells.coordinates(halo=True)
         plain = source.planes is None and target.planes is None
         firsts = [number * target.size[0] for number in range(self.slices if source.external else 1)]
-        tables = [source.index((first + y) * step[0], x * step[1]).reshape(-1) for first in firsts]
-        self.append(GatherStep(node, (source,), (target,), None if plain else np.stack(tables), fill))
+        tables = [source.cells.index((first + y) * step[0], x * step[1]).reshape(-1) for first in firsts]
+        self.steps.append(GatherStep(node, (source,), (target,), None if plain else np.stack(tables), fill))
         return target
 
     def fill_halos(self, node: Node, *buffers: Buffer) -> None:
         """Append steps that fill the halos of buffers, if they have any."""
         for buffer in buffers:
             if buffer.planes is not None and buffer.planes.halo:
-                self.append(HaloStep(node, (buffer,), (buffer,)))
+                self.steps.append(HaloStep(node, (buffer,), (buffer,)))
 
     def write_output(self, output: Value) -> None:
         """Let the last step write the caller's output."""

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-
 from regrow.engine.frontend.graph import Node
-from regrow.engine.plan.layout import IntArray, PlaneLayout
+from regrow.engine.plan.layout import Grid, PlaneLayout
 
 if TYPE_CHECKING:
     from regrow.engine.codegen.structs import Fields
@@ -41,12 +39,16 @@ class Buffer:
         """The buffer that is allocated in the arena: this one, or the one that it is a part of."""
         return self.root or self
 
-    def index(self, y: IntArray, x: IntArray) -> IntArray:
-        """Return the position of pixels in a channel, in floats; -1 for pixels outside the image."""
+    def nbytes(self, lanes: int) -> int:
+        """Return its size; plain floats are padded to whole vectors of `lanes` floats."""
         if self.planes is not None:
-            return self.planes.index(y, x)
-        inside = (y >= 0) & (y < self.size[0]) & (x >= 0) & (x < self.size[1])
-        return np.where(inside, y * self.size[1] + x, -1)
+            return self.channels * self.planes.pitch * lanes * 4
+        return -(-self.channels * self.pixels // lanes) * lanes * 4
+
+    @property
+    def cells(self) -> PlaneLayout:
+        """Where its pixels are: plain floats are in the order of planes with one lane."""
+        return self.planes or PlaneLayout(*self.size, Grid(1, 1, *self.size))
 
 
 @dataclass(frozen=True, eq=False)

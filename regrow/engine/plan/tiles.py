@@ -180,11 +180,6 @@ def candidates(problem: TileProblem) -> list[Tile]:
     return sorted(found, key=lambda tile: (cost(problem, tile), tile))
 
 
-def choose(problem: TileProblem) -> Tile:
-    """Return the cheapest tile by `cost`."""
-    return candidates(problem)[0]
-
-
 def problem_of(step: ConvStep, lanes: int, threads: int = 1) -> TileProblem:
     """Return the tile problem of a convolution step."""
     node = step.node
