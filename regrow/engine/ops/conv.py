@@ -231,7 +231,8 @@ class ConvStep(Step):
         assert x is not None
         blocks = max(tile.blocks, fewest_blocks(node, x, lowering.weights))
         if blocks > 1:
-            lowering.need_scratch(node.out.channels * tile.vectors * lowering.vector * lowering.threads)
+            size = node.out.channels * tile.vectors * lowering.vector * lowering.threads
+            lowering.scratch = max(lowering.scratch, size)
         unit = lowering.vector if lowering.weights == "fp32" else 1
         options = {"group_size": tile.channels, "blocks": blocks, "parts": parts}
         return lowering.memo(_sparse_weights, node, x, lowering.weights, unit, **options), blocks

@@ -11,7 +11,7 @@ from torch import Tensor
 from regrow.engine.codegen.structs import ABSENT, ACTIVATE, I32, OFFSET, Fields
 from regrow.engine.frontend.graph import Value, WeightedNode
 from regrow.engine.ops.activations import IDENTITY, Activation
-from regrow.engine.ops.base import Flat, KernelNode, Layout, operation
+from regrow.engine.ops.base import Flat, KernelNode, operation
 from regrow.engine.plan.steps import Buffer
 from regrow.engine.plan.weights import linear_weights
 
@@ -29,7 +29,7 @@ class Linear(WeightedNode, KernelNode):
 
     on_features: ClassVar[bool] = True
     writes_to_caller: ClassVar[bool] = True
-    layout: ClassVar[Layout] = Flat()
+    layout = Flat()
     struct: ClassVar[Fields] = {
         "x": OFFSET,
         "out": OFFSET,

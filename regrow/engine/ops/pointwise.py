@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from regrow.engine.codegen.structs import ABSENT, ACTIVATE, I32, OFFSET, PLANES, Fields
 from regrow.engine.frontend.graph import Value
 from regrow.engine.ops.activations import FUNCTIONS, IDENTITY, RELU, Activation
-from regrow.engine.ops.base import KernelNode, Layout, Same, Unary, lowers, operation
+from regrow.engine.ops.base import KernelNode, Same, Unary, lowers, operation
 from regrow.engine.plan.steps import Buffer
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Pointwise(KernelNode):
     """Base class of `activation(scale * a + shift)`, `activation(a + b)` and `activation(a * b)`."""
 
-    layout: ClassVar[Layout] = Same()
+    layout = Same()
     in_place: ClassVar[bool] = True
     on_features: ClassVar[bool] = True
     activation: Activation = field(default=IDENTITY, kw_only=True)

@@ -74,7 +74,7 @@ class Lowering:
     halo_buffers: Mapping[Buffer, Buffer]
     memo: Memo
     constants: Constants = field(default_factory=Constants)
-    scratch: int = 0
+    scratch: int = 0  # bytes after the arena, shared by all operations
 
     @property
     def vector(self) -> int:
@@ -128,10 +128,6 @@ class Lowering:
         """Return the offset of the rows of an image that other slices need."""
         found = None if image is None else self.halo_buffers.get(image)
         return ABSENT if found is None else self.at(found)
-
-    def need_scratch(self, size: int) -> None:
-        """Reserve memory after the arena, shared by all operations."""
-        self.scratch = max(self.scratch, size)
 
 
 def lower(
