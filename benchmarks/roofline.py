@@ -27,7 +27,6 @@ from regrow.engine.frontend.fuse import fuse
 from regrow.engine.frontend.torch_export import capture
 from regrow.engine.ops.conv import conv_steps
 from regrow.engine.ops.move import HaloStep
-from regrow.engine.plan.memory import buffer_bytes
 from regrow.engine.plan.steps import Buffer, Schedule
 from regrow.engine.plan.tiles import problem_of
 
@@ -126,7 +125,7 @@ def _traffic(plan: Schedule, limits: dict[str, dict[str, float]]) -> float:
     """Seconds for reading and writing every step's operands once, each in the nearest cache that holds it."""
 
     def spent(buffer: Buffer, what: str) -> float:
-        size = buffer_bytes(buffer, plan.lanes)
+        size = buffer.nbytes(plan.lanes)
         level = next((level for level, most in LEVELS.items() if size <= 1.5 * most), "L3")
         return size / (4 * plan.lanes) * limits[level][what]
 

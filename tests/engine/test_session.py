@@ -51,7 +51,7 @@ def test_memory_is_private(size: int) -> None:
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, permissions = line.split()[:2]
         first, last = (int(end, 16) for end in span.split("-"))
-        if first <= block.address < last:
+        if first <= block.ctypes.data < last:
             assert permissions == "rw-p"
             return
     raise AssertionError("the block is not in the memory map")

@@ -114,7 +114,7 @@ def check(runner: NativeRunner, model: nn.Module, x: Tensor) -> None:
     with torch.no_grad():
         expected = model(x)
     run(runner, x, expected.shape[1])
-    runner._sessions._idle[0].arenas.array[:] = 0xFF
+    runner._sessions._idle[0].arenas[:] = 0xFF
     for _ in range(3):
         y = run(runner, x, expected.shape[1])
         torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()) + 1e-7)

@@ -53,7 +53,7 @@ def check_plan(model: nn.Module, x: Tensor, plan: Plan, threads: int = 1) -> int
     runner = NativeRunner(specialized_library(library, kernels), own_plan, threads=threads, mode=ThreadMode.PER_LAYER)
     runner.run(x, own_y)
     for session in runner._sessions._idle:  # cells that are never written would show as NaN
-        ctypes.memset(session.arenas.address, 0xFF, own_plan.arena_bytes)
+        ctypes.memset(session.arenas.ctypes.data, 0xFF, own_plan.arena_bytes)
     runner.run(x, own_y)
     assert torch.equal(y, own_y)
     return halos(plan) - halos(own_plan)

@@ -10,7 +10,7 @@ from regrow.engine.compiler import steps_of
 from regrow.engine.frontend.fuse import fuse
 from regrow.engine.frontend.torch_export import capture
 from regrow.engine.plan import tune, weights
-from regrow.engine.plan.lower import Memo, lower
+from regrow.engine.plan.lower import lower, new_memo
 from regrow.engine.plan.tiles import Tile
 from regrow.engine.plan.tune import FINALISTS, REMATCHES, TURNS, assign, ranked
 
@@ -63,7 +63,7 @@ def test_weights_are_converted_once_for_all_tiles(monkeypatch: pytest.MonkeyPatc
     shapes: list[tuple[int, ...]] = []
     stored = weights.stored_values
     monkeypatch.setattr(weights, "stored_values", lambda w, kind: (shapes.append(tuple(w.shape)), stored(w, kind))[1])
-    memo = Memo()
+    memo = new_memo()
     written = [lower(steps, [tile], memo=memo) for tile in tiles]
     assert sorted(shapes) == [(5, 512), (8, 3, 3, 3), (8, 3, 3, 3)]  # single channels, and two together
     for plan, same in zip(written, expected, strict=True):

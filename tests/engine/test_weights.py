@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from regrow.engine.frontend.graph import Value
+from regrow.engine.ops.linear import Linear
 from regrow.engine.plan.memory import ALIGNMENT, Constants
 from regrow.engine.plan.weights import (
     AT_ONCE,
     DENSE_FROM,
     ConvNonZeros,
     Format,
-    LinearWeights,
     SparseWeights,
     linear_weights,
     sparse_weights,
@@ -100,14 +102,14 @@ def test_fours_need_no_padding(count: int) -> None:
     assert len(walked.entries) == count
 
 
-def read_matrix(written: LinearWeights, shape: tuple[int, int]) -> NDArray[np.float32]:
+def read_matrix(weights: NDArray, starts: NDArray[np.int32] | None, shape: tuple[int, int]) -> NDArray[np.float32]:
     """What the kernel reads."""
     outputs, inputs = shape
-    if written.starts is None:
-        return written.weights.transpose(0, 2, 1).reshape(-1, inputs)[:outputs]
+    if starts is None:
+        return weights.transpose(0, 2, 1).reshape(-1, inputs)[:outputs]
     found = np.zeros(shape, np.float32)
-    for output, (first, end) in enumerate(zip(written.starts, written.starts[1:], strict=False)):
-        own = written.weights[first:end]
+    for output, (first, end) in enumerate(pairwise(starts)):
+        own = weights[first:end]
         found[output, own["offset"] // 4] = own["value"]
     return found
 
@@ -124,9 +126,10 @@ def test_a_linear_layer_is_stored_with_its_zeros_if_they_are_few(
 ) -> None:
     generator = np.random.default_rng(seed)
     weight = generator.standard_normal((outputs, inputs)) * (generator.random((outputs, inputs)) < density)
-    written = linear_weights("linear", torch.from_numpy(weight), "fp32", lanes)
-    assert (written.starts is None) == (np.count_nonzero(weight) >= DENSE_FROM * weight.size)
-    np.testing.assert_array_equal(read_matrix(written, weight.shape), weight.astype(np.float32))
+    node = Linear("y", Value("y", (outputs,)), Value("x", (inputs,)), torch.from_numpy(weight), torch.zeros(outputs))
+    weights, starts = linear_weights(node, "fp32", lanes)
+    assert (starts is None) == (np.count_nonzero(weight) >= DENSE_FROM * weight.size)
+    np.testing.assert_array_equal(read_matrix(weights, starts, weight.shape), weight.astype(np.float32))
 
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=40), max_size=12))

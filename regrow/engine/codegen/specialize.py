@@ -19,7 +19,7 @@ from itertools import takewhile
 from typing import Any
 
 from regrow.engine.codegen.build import Kernels
-from regrow.engine.codegen.structs import ABSENT, initializer, side_struct
+from regrow.engine.codegen.structs import ABSENT, OFFSET, initializer, side_struct
 from regrow.engine.ops.activations import RELU
 from regrow.engine.ops.base import kind_of
 from regrow.engine.plan.lower import Plan
@@ -28,22 +28,9 @@ from regrow.engine.plan.tiles import Shape, Tile, shapes_of
 MOST_SIDES = 8
 """Maximum number of rows and columns of a halo with a specialized kernel; above it, the copies dominate the time."""
 
-_ADDRESSES = (
-    "entries",
-    "starts",
-    "bases",
-    "order",
-    "parts",
-    "groups",
-    "bias",
-    "weight_scale",
-    "scale",
-    "shift",
-    "scratch",
-)
 _HALO_BUFFERS = ("halo_buffer", "second_halo_buffer")
-_OUTER = ("channel_split", "followers", "band", "variant", "fills_halo_buffers")
-"""Fields that only the loops around the kernels read."""
+_OUTER = ("groups", "channel_split", "followers", "band", "variant", "fills_halo_buffers")
+"""Numbers that are not compiled in: of groups of channels, and those that only the loops around the kernels read."""
 
 
 def specialize(plan: Plan) -> tuple[Plan, Kernels]:
@@ -94,7 +81,8 @@ def separate_halos(plan: Plan, number: int) -> list[int]:
 def _variant(conv: Any, edges: Iterable[str]) -> str:
     """Return `struct variant`: everything about a convolution but the addresses of its operands."""
     variant = type(conv).from_buffer_copy(conv)
-    for name in (*_ADDRESSES, *_HALO_BUFFERS, *_OUTER):
+    addresses = [name for name, kind in conv.fields.items() if kind is OFFSET]
+    for name in (*addresses, *_OUTER):
         setattr(variant, name, 0)
     variant.mask = ABSENT if conv.mask == ABSENT else 0
     for planes in (variant.x, variant.out, variant.residual, variant.second):
@@ -152,15 +140,4 @@ def _sides(halo: Any, plan: Plan) -> list[str]:
     side = side_struct(plan.lanes)
     count, size = halo.above + halo.below + halo.left + halo.right, ctypes.sizeof(side)
     table = plan.constants[halo.sides : halo.sides + count * size].tobytes()
-    numbers = ("to", "from", "step", "cells", "shift")
-    texts = []
-    for number in range(count):
-        this = side.from_buffer_copy(table, number * size)
-        parts = [f".{name} = {getattr(this, name)}" for name in numbers]
-        parts += [f".{name} = {_vector(getattr(this, name))}" for name in ("lanes", "mask")]
-        texts.append("{" + ", ".join(parts) + "}")
-    return texts
-
-
-def _vector(numbers: Iterable[int]) -> str:
-    return "{" + ", ".join(str(number) for number in numbers) + "}"
+    return [initializer(side.from_buffer_copy(table, number * size)) for number in range(count)]

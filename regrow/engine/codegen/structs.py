@@ -191,13 +191,15 @@ def plan_header(kernels: tuple[type[ctypes.Structure], ...], activations: Mappin
 
 
 def initializer(value: Any) -> str:
-    """Return a C initializer that names the fields, or a number."""
+    """Return a C initializer that names the fields and leaves out `unused` ones, or a number."""
+    if isinstance(value, ctypes.Array):
+        return "{" + ", ".join(map(str, value)) + "}"
     if not isinstance(value, ctypes.Structure):
         return float_literal(value) if isinstance(value, float) else str(value)
     if type(value).__name__ == "op":
         name = value.as_._fields_[value.kind][0]
         return f"{{.kind = {name.upper()}, .as.{name} = {initializer(getattr(value.as_, name))}}}"
-    fields = ((field[0], getattr(value, field[0])) for field in value._fields_)
+    fields = ((field[0], getattr(value, field[0])) for field in value._fields_ if field[0] != "unused")
     return "{" + ", ".join(f".{name} = {initializer(item)}" for name, item in fields) + "}"
 
 

@@ -19,7 +19,7 @@ import torch
 from regrow.engine.frontend.graph import Graph, Node, Value, count_uses
 from regrow.engine.ops.conv import Conv
 from regrow.engine.ops.linear import Linear
-from regrow.engine.ops.pointwise import Affine, Binary
+from regrow.engine.ops.pointwise import Affine, Binary, Pointwise
 from regrow.engine.ops.pool import Mean, Pool
 from regrow.engine.ops.reshape import Concat, Reshape
 
@@ -88,7 +88,7 @@ class _Sweep:
                 return False
             self.set_second_output(maker, replace(maker.second_output, out=node.out, activation=node.activation))
             return True
-        if not isinstance(maker, Conv | Affine | Binary) or maker.activation:
+        if not isinstance(maker, Conv | Pointwise) or maker.activation:
             return False
         if isinstance(maker, Conv) and maker.second_output:
             return False
@@ -161,7 +161,7 @@ def _split_affines_of_concats(graph: Graph) -> Graph:
             value = Value(f"{node.out.name}_{own.start}", part.shape)
             scale = None if node.scale is None else node.scale[own]
             shift = None if node.shift is None else node.shift[own]
-            nodes.append(Affine(node.name, value, part, scale, shift, node.activation))
+            nodes.append(Affine(node.name, value, part, scale, shift, activation=node.activation))
             parts.append(value)
         concats[node.out] = concat = Concat(node.name, node.out, tuple(parts))
         nodes.append(concat)

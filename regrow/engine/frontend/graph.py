@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
@@ -63,20 +63,17 @@ class Node:
     on_features: ClassVar[bool] = False
     """Whether it runs on feature vectors, so that one thread can finish a network whose rows were split."""
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Value, ...]:
-        """The values it reads."""
-        return ()
+        """The values it reads: those in the fields after `out`."""
+        contents = [getattr(self, field.name) for field in fields(self)[2:]]
+        operands = [each for content in contents for each in (content if isinstance(content, tuple) else (content,))]
+        return tuple(operand for operand in operands if isinstance(operand, Value))
 
     @property
     def outputs(self) -> tuple[Value, ...]:
         """The values it writes."""
         return (self.out,)
-
-    @property
-    def joined(self) -> tuple[Value, ...]:
-        """The values that lie in `out` one after another: the inputs of a concatenation, else none."""
-        return ()
 
     @property
     def window(self) -> Window | None:
@@ -113,15 +110,15 @@ class WeightedNode(Node):
     weight: Tensor
     bias: Tensor
 
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The values it reads."""
-        return (self.x,)
+    @cached_property
+    def nonzeros(self) -> int:
+        """Number of non-zero weights."""
+        return int(self.weight.count_nonzero())
 
     @property
     def macs(self) -> int:
         """Multiply-accumulates with non-zero weights for one image."""
-        return int(self.weight.count_nonzero()) * self.out.pixels
+        return self.nonzeros * self.out.pixels
 
     @cached_property
     def float_weights(self) -> tuple[Tensor, Tensor]:

@@ -129,11 +129,6 @@ class Call:
         self.graph, self.node, self.name = graph, node, name
         self.args: dict[str, Any] = {}
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The arguments that are not tensors."""
-        return {name: value for name, value in self.args.items() if not isinstance(value, fx.Node)}
-
     def unsupported(self, reason: str) -> UnsupportedOperationError:
         """Make the error for an operation that cannot be lowered."""
         stack = list(self.node.meta.get("nn_module_stack", {}).values())
@@ -146,10 +141,6 @@ class Call:
         """Return an argument that is one integer, or one for rows and one for columns."""
         value = self.args[name]
         return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
-
-    def is_value(self, name: str) -> bool:
-        """Whether an argument is computed from the network's input."""
-        return self.args[name] in self.graph.values
 
     def value(self, name: str) -> Value:
         """Return the value of an argument that is computed from the network's input."""
@@ -222,14 +213,7 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
 
 def _constants(program: torch.export.ExportedProgram) -> dict[fx.Node, torch.Tensor]:
     signature = program.graph_signature
-    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     lifted = signature.inputs_to_lifted_tensor_constants
-    found: dict[fx.Node, torch.Tensor] = {}
-    for node in program.graph.nodes:
-        if node.name in names:
-            name = names[node.name]
-            stored = program.state_dict.get(name)
-            found[node] = program.constants[name] if stored is None else stored
-        elif node.name in lifted:
-            found[node] = program.constants[lifted[node.name]]
-    return found
+    names = {**lifted, **signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    stored = {**program.constants, **program.state_dict}  # buffers that are not in the state_dict are constants
+    return {node: stored[names[node.name]] for node in program.graph.nodes if node.name in names}

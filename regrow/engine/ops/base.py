@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from regrow.engine import ops
 from regrow.engine.codegen.structs import Fields, struct_of
@@ -112,18 +112,6 @@ class Unary(Node):
 
     x: Value
 
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The values it reads."""
-        return (self.x,)
-
-
-class Layout(Protocol):
-    """Decides in which memory layout a node reads its inputs and writes its output."""
-
-    def schedule(self, node: KernelNode, plan: Scheduler) -> None:
-        """Append the step of a node."""
-
 
 class Same:
     """The output has the layout of the inputs: the usual planes, or plain floats if there is one pixel."""
@@ -148,7 +136,8 @@ class KernelNode(Node):
 
     struct: ClassVar[Fields]
     own_kernel: ClassVar[Kernel]
-    layout: ClassVar[Layout]
+    layout: ClassVar[Same | Flat]
+    """The memory layout in which it reads its inputs and writes its output."""
     in_place: ClassVar[bool] = False
     """Whether the kernel may write its output over an input."""
     writes_to_caller: ClassVar[bool] = False
@@ -179,23 +168,6 @@ class NodeStep(Step):
         """The operands, if the kernel works in place."""
         return self.reads if self.node.in_place else ()
 
-    @property
-    def macs(self) -> int:
-        """The multiply-accumulates of its node."""
-        return self.node.macs
-
     def call(self, lowering: Lowering) -> dict[str, Any]:
         """Let the node fill in the struct."""
         return self.node.call(lowering, *self.reads, *self.writes)
-
-
-class KernelStep(Step):
-    """Base class of steps whose kernel several nodes use."""
-
-    struct: ClassVar[Fields]
-    own_kernel: ClassVar[Kernel]
-
-    @property
-    def kernel(self) -> Kernel:
-        """Its own kernel."""
-        return self.own_kernel

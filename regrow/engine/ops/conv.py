@@ -12,11 +12,11 @@ from torch import Tensor
 from regrow.engine.codegen.structs import ACTIVATE, I32, OFFSET, PLANES, Fields
 from regrow.engine.frontend.graph import Value, WeightedNode
 from regrow.engine.ops.activations import IDENTITY, Activation
-from regrow.engine.ops.base import KernelStep, lowers, operation
+from regrow.engine.ops.base import lowers, operation
 from regrow.engine.ops.linear import Linear, read_bias
 from regrow.engine.ops.pointwise import Affine
 from regrow.engine.plan.layout import PlaneLayout, Window
-from regrow.engine.plan.steps import Buffer, Schedule
+from regrow.engine.plan.steps import Buffer, Schedule, Step
 from regrow.engine.plan.tiles import Tile, problem_of, region_of
 from regrow.engine.plan.weights import FARTHEST, Format, SparseWeights, non_zeros, sparse_weights
 
@@ -75,11 +75,6 @@ class Conv(WeightedNode):
         return Window(self.kernel, self.stride, self.padding, self.dilation)
 
     @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The values it reads."""
-        return (self.x,) if self.residual is None else (self.x, self.residual)
-
-    @property
     def outputs(self) -> tuple[Value, ...]:
         """`out` is not written if only the second output is read (the last block of a pre-activation network)."""
         kept = (self.out,) if self.keeps_out else ()
@@ -128,7 +123,7 @@ class Conv(WeightedNode):
 
 @operation()
 @dataclass(frozen=True, eq=False)
-class ConvStep(KernelStep):
+class ConvStep(Step):
     """One convolution. With a `band`, it is computed so many rows at a time, together with its `followers`."""
 
     node: Conv
@@ -184,16 +179,11 @@ class ConvStep(KernelStep):
         """The residual, unless the windows read it as well."""
         return () if self.residual is None or self.residual.whole is self.x.whole else (self.residual,)
 
-    @property
-    def macs(self) -> int:
-        """The multiply-accumulates of its node."""
-        return self.node.macs
-
     def call(self, lowering: Lowering) -> dict[str, Any]:
         """Return the fields of `struct conv`."""
         node, tile, put = self.node, lowering.tiles[self], lowering.constants.put
         rows, cols = region_of(self)
-        problem = lowering.memo(problem_of, self, lowering.lanes, lowering.threads)
+        problem = problem_of(self, lowering.lanes, lowering.threads)
         # For all rows: threads that work on one image do not use bands.
         split = replace(problem, rows=rows, cols=cols).channel_split(tile)
         weights, blocks = self._weights(lowering, tile, lowering.threads if split else 1)
@@ -229,7 +219,7 @@ class ConvStep(KernelStep):
             "channel_split": split,
             "followers": self.followers,
             "band": self.band,
-            "prefetch": self.out is not None and lowering.bytes_of(self.out.whole) > LARGE,
+            "prefetch": self.out is not None and self.out.whole.nbytes(lowering.lanes) > LARGE,
             "column_order": node.kernel[0] > self.stride[0],
             "act": node.activation.struct,
             "second_act": (IDENTITY if second is None else second.activation).struct,
@@ -241,7 +231,8 @@ class ConvStep(KernelStep):
         assert x is not None
         blocks = max(tile.blocks, fewest_blocks(node, x, lowering.weights))
         if blocks > 1:
-            lowering.need_scratch(node.out.channels * tile.vectors * lowering.vector * lowering.threads)
+            size = node.out.channels * tile.vectors * lowering.vector * lowering.threads
+            lowering.scratch = max(lowering.scratch, size)
         unit = lowering.vector if lowering.weights == "fp32" else 1
         options = {"group_size": tile.channels, "blocks": blocks, "parts": parts}
         return lowering.memo(_sparse_weights, node, x, lowering.weights, unit, **options), blocks

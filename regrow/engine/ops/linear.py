@@ -11,9 +11,9 @@ from torch import Tensor
 from regrow.engine.codegen.structs import ABSENT, ACTIVATE, I32, OFFSET, Fields
 from regrow.engine.frontend.graph import Value, WeightedNode
 from regrow.engine.ops.activations import IDENTITY, Activation
-from regrow.engine.ops.base import Flat, KernelNode, Layout, operation
+from regrow.engine.ops.base import Flat, KernelNode, operation
 from regrow.engine.plan.steps import Buffer
-from regrow.engine.plan.weights import Format, LinearWeights, linear_weights
+from regrow.engine.plan.weights import linear_weights
 
 if TYPE_CHECKING:
     from regrow.engine.frontend.torch_export import Call
@@ -29,7 +29,7 @@ class Linear(WeightedNode, KernelNode):
 
     on_features: ClassVar[bool] = True
     writes_to_caller: ClassVar[bool] = True
-    layout: ClassVar[Layout] = Flat()
+    layout = Flat()
     struct: ClassVar[Fields] = {
         "x": OFFSET,
         "out": OFFSET,
@@ -63,17 +63,17 @@ class Linear(WeightedNode, KernelNode):
     def call(self, lowering: Lowering, x: Buffer, out: Buffer) -> dict[str, Any]:  # type: ignore[override]
         """Return the fields of `struct linear`."""
         outputs, inputs = self.weight.shape
-        weights = lowering.memo(_weights, self, lowering.weights, lowering.lanes)
+        weights, starts = lowering.memo(linear_weights, self, lowering.weights, lowering.lanes)
         return {
             "x": lowering.at(x),
             "out": lowering.at(out),
-            "weights": lowering.constants.put(weights.weights),
-            "starts": ABSENT if weights.starts is None else lowering.constants.put(weights.starts),
+            "weights": lowering.constants.put(weights),
+            "starts": ABSENT if starts is None else lowering.constants.put(starts),
             "bias": lowering.floats(self.bias),
             "weight_scale": lowering.weight_scales(self.weight),
             "inputs": inputs,
             "outputs": outputs,
-            "dense": weights.starts is None,
+            "dense": starts is None,
             "act": self.activation.struct,
         }
 
@@ -81,7 +81,3 @@ class Linear(WeightedNode, KernelNode):
 def read_bias(call: Call, weight: Tensor) -> Tensor:
     """Return the bias of a convolution or linear layer; zeros if it has none."""
     return weight.new_zeros(weight.shape[0]) if call.args["bias"] is None else call.weight("bias")
-
-
-def _weights(node: Linear, weights: Format, lanes: int) -> LinearWeights:
-    return linear_weights(node.name, node.weight, weights, lanes)

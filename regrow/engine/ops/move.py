@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regrow.engine.codegen.structs import ABSENT, F32, I32, OFFSET, PLANES, Fields
-from regrow.engine.ops.base import KernelStep, operation
+from regrow.engine.ops.base import operation
 from regrow.engine.plan.layout import halo_sides, runs_of
+from regrow.engine.plan.steps import Step
 
 if TYPE_CHECKING:
     from regrow.engine.plan.lower import Lowering
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @operation()
 @dataclass(frozen=True, eq=False)
-class GatherStep(KernelStep):
+class GatherStep(Step):
     """Copies each channel through a table of positions in floats (-1: `fill`); without a table, as it is.
 
     There is one table, or one for each slice of the rows.
@@ -27,6 +28,7 @@ class GatherStep(KernelStep):
     table: NDArray[np.int64] | None
     fill: float = 0.0
 
+    computes: ClassVar[bool] = False
     struct: ClassVar[Fields] = {
         "from": OFFSET,
         "to": OFFSET,
@@ -65,9 +67,10 @@ class GatherStep(KernelStep):
 
 @operation()
 @dataclass(frozen=True, eq=False)
-class HaloStep(KernelStep):
+class HaloStep(Step):
     """Fills the halo of each region with the pixels of the neighboring regions."""
 
+    computes: ClassVar[bool] = False
     struct: ClassVar[Fields] = {
         "image": PLANES,
         "sides": OFFSET,  # struct side: the rows above and below, then the columns left and right

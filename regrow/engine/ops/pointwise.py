@@ -3,35 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, fx
 
-from regrow.engine.codegen.structs import ACTIVATE, I32, OFFSET, PLANES, Fields
-from regrow.engine.frontend.graph import Node, Value
+from regrow.engine.codegen.structs import ABSENT, ACTIVATE, I32, OFFSET, PLANES, Fields
+from regrow.engine.frontend.graph import Value
 from regrow.engine.ops.activations import FUNCTIONS, IDENTITY, RELU, Activation
-from regrow.engine.ops.base import KernelStep, Unary, lowers, operation
+from regrow.engine.ops.base import KernelNode, Same, Unary, lowers, operation
 from regrow.engine.plan.steps import Buffer
 
 if TYPE_CHECKING:
     from regrow.engine.frontend.torch_export import Call
     from regrow.engine.plan.lower import Lowering
-    from regrow.engine.plan.schedule import Scheduler
+
+
+@operation()
+@dataclass(frozen=True, eq=False)
+class Pointwise(KernelNode):
+    """Base class of `activation(scale * a + shift)`, `activation(a + b)` and `activation(a * b)`."""
+
+    layout = Same()
+    in_place: ClassVar[bool] = True
+    on_features: ClassVar[bool] = True
+    activation: Activation = field(default=IDENTITY, kw_only=True)
+
+    struct: ClassVar[Fields] = {
+        "a": PLANES,
+        "b": PLANES,
+        "out": PLANES,
+        "scale": OFFSET,  # float per channel
+        "shift": OFFSET,
+        "mask": OFFSET,
+        "channels": I32,  # features are one channel, whose scale and shift are one float per lane
+        "rows": I32,
+        "cols": I32,
+        "multiply": I32,
+        "broadcast": I32,
+        "features": I32,
+        "act": ACTIVATE,
+    }
+
+    def never_negative(self, value: Value) -> bool:
+        """Whether the activation returns no negative values."""
+        return self.activation.never_negative
+
+    def call(self, lowering: Lowering, *buffers: Buffer) -> dict[str, Any]:
+        """Return the fields of `struct pointwise`, with one operand or two."""
+        a, *others, out = buffers
+        b = others[0] if others else None
+        planes = out.planes
+        shape = (1, 1, -(-out.channels * out.pixels // lowering.lanes))
+        if planes is not None:
+            shape = (out.channels, planes.grid.rows, planes.grid.cols)
+        return {
+            "a": lowering.planes(a),
+            "b": lowering.planes(b),
+            "out": lowering.planes(out),
+            "scale": ABSENT,
+            "shift": ABSENT,
+            "mask": lowering.mask(out),
+            "channels": shape[0],
+            "rows": shape[1],
+            "cols": shape[2],
+            "broadcast": b is not None and b.planes is None and planes is not None,
+            "features": planes is None,
+            "act": self.activation.struct,
+        }
 
 
 @operation("batch_norm")
 @dataclass(frozen=True, eq=False)
-class Affine(Unary):
+class Affine(Unary, Pointwise):
     """`activation(scale[c] * x + shift[c])`: a batch norm that could not be folded, or an activation alone."""
 
     scale: Tensor | None = None
     shift: Tensor | None = None
-    activation: Activation = IDENTITY
-
-    on_features: ClassVar[bool] = True
 
     @classmethod
     def lower(cls, call: Call) -> None:
@@ -65,109 +115,35 @@ class Affine(Unary):
             x = x + self.shift.float().reshape(shape)
         return self.activation(x)
 
-    def never_negative(self, value: Value) -> bool:
-        """Whether the activation returns no negative values."""
-        return self.activation.never_negative
-
     def splits_by_rows(self) -> bool:
         """Rows can always be split: every pixel is computed independently."""
         return True
 
-    def schedule(self, plan: Scheduler) -> None:
-        """Append one step."""
-        reads, out = (plan.home_version(self.x, self),), plan.home(self.out)
-        plan.emit(PointwiseStep(self, reads, (out,), self.scale, self.shift, activation=self.activation))
+    def call(self, lowering: Lowering, *buffers: Buffer) -> dict[str, Any]:
+        """Return the fields of `struct pointwise`."""
+        scale, shift = lowering.floats(self.scale), lowering.floats(self.shift)
+        return super().call(lowering, *buffers) | {"scale": scale, "shift": shift}
 
 
 @dataclass(frozen=True, eq=False)
-class Binary(Node):
+class Binary(Pointwise):
     """`activation(a + b)` or `activation(a * b)`; a `b` of one pixel is broadcast over the image."""
 
     op: Literal["add", "mul"]
     a: Value
     b: Value
-    activation: Activation = IDENTITY
-
-    on_features: ClassVar[bool] = True
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The values it reads."""
-        return (self.a, self.b)
 
     def reference(self, a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
         """Combine and activate with torch."""
         return self.activation(a + b if self.op == "add" else a * b)
 
-    def never_negative(self, value: Value) -> bool:
-        """Whether the activation returns no negative values."""
-        return self.activation.never_negative
-
     def splits_by_rows(self) -> bool:
         """Whether `b` is not broadcast: then every pixel is computed independently."""
         return self.a.shape == self.b.shape
 
-    def schedule(self, plan: Scheduler) -> None:
-        """Append one step."""
-        reads = tuple(plan.home_version(value, self) for value in self.inputs)
-        multiply, activation = self.op == "mul", self.activation
-        plan.emit(PointwiseStep(self, reads, (plan.home(self.out),), multiply=multiply, activation=activation))
-
-
-@operation()
-@dataclass(frozen=True, eq=False)
-class PointwiseStep(KernelStep):
-    """`activation(scale * a + shift)`, `activation(a + b)` or `activation(a * b)`."""
-
-    scale: Tensor | None = None
-    shift: Tensor | None = None
-    multiply: bool = False
-    activation: Activation = IDENTITY
-
-    struct: ClassVar[Fields] = {
-        "a": PLANES,
-        "b": PLANES,
-        "out": PLANES,
-        "scale": OFFSET,  # float per channel
-        "shift": OFFSET,
-        "mask": OFFSET,
-        "channels": I32,  # features are one channel, whose scale and shift are one float per lane
-        "rows": I32,
-        "cols": I32,
-        "multiply": I32,
-        "broadcast": I32,
-        "features": I32,
-        "act": ACTIVATE,
-    }
-
-    @property
-    def overwritable(self) -> tuple[Buffer, ...]:
-        """Both operands."""
-        return self.reads
-
-    def call(self, lowering: Lowering) -> dict[str, Any]:
+    def call(self, lowering: Lowering, *buffers: Buffer) -> dict[str, Any]:
         """Return the fields of `struct pointwise`."""
-        out = self.writes[0]
-        b = self.reads[1] if len(self.reads) > 1 else None
-        planes = out.planes
-        shape = (1, 1, -(-out.channels * out.pixels // lowering.lanes))
-        if planes is not None:
-            shape = (out.channels, planes.grid.rows, planes.grid.cols)
-        return {
-            "a": lowering.planes(self.reads[0]),
-            "b": lowering.planes(b),
-            "out": lowering.planes(out),
-            "scale": lowering.floats(self.scale),
-            "shift": lowering.floats(self.shift),
-            "mask": lowering.mask(out),
-            "channels": shape[0],
-            "rows": shape[1],
-            "cols": shape[2],
-            "multiply": self.multiply,
-            "broadcast": b is not None and b.planes is None and planes is not None,
-            "features": planes is None,
-            "act": self.activation.struct,
-        }
+        return super().call(lowering, *buffers) | {"multiply": self.op == "mul"}
 
 
 @lowers(*sorted({function.torch for function in FUNCTIONS.values()} - {""}))
@@ -177,7 +153,8 @@ def _activation(call: Call) -> None:
         if function.torch == call.name and matches:
             call.add(Affine, call.value("self"), activation=Activation(name))
             return
-    raise call.unsupported(f"No entry of regrow.engine.ops.activations has its arguments {call.options}.")
+    options = {name: value for name, value in call.args.items() if not isinstance(value, fx.Node)}
+    raise call.unsupported(f"No entry of regrow.engine.ops.activations has its arguments {options}.")
 
 
 @lowers("clamp", "hardtanh")
@@ -204,7 +181,7 @@ def _arithmetic(op: str) -> Callable[[Call], None]:
         if call.args.get("rounding_mode") is not None:
             raise call.unsupported(f"rounding_mode must be None, got {call.args['rounding_mode']!r}.")
         first, second = "self", "other"
-        if not call.is_value("self") and op in ("add", "mul"):
+        if op in ("add", "mul") and call.constant("self") is not None:
             first, second = second, first
         x, constant = call.value(first), call.constant(second)
         if constant is not None:

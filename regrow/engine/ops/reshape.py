@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from regrow.engine.frontend.graph import Node, Value
-from regrow.engine.ops.base import Unary, lowers, operation
+from regrow.engine.ops.base import NodeStep, Unary, lowers, operation
 from regrow.engine.ops.move import GatherStep
-from regrow.engine.ops.pointwise import PointwiseStep
+from regrow.engine.ops.pointwise import Affine
 from regrow.engine.plan.steps import Buffer
 
 if TYPE_CHECKING:
@@ -76,16 +76,6 @@ class Concat(Node):
             raise call.unsupported(f"The engine joins channels (dim=1), got dim={call.args['dim']}.")
         call.add(cls, parts)
 
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The values it reads."""
-        return self.parts
-
-    @property
-    def joined(self) -> tuple[Value, ...]:
-        """The parts."""
-        return self.parts
-
     def reference(self, *parts: Tensor) -> Tensor:
         """Concatenate with torch."""
         return torch.cat(parts, 1)
@@ -99,9 +89,10 @@ class Concat(Node):
             window = Buffer(part.channels, part.size, out.planes, root=out.whole, first=out.first + first)
             if home is None or home.root is not out or home.first != first:
                 if out.planes is None:
-                    plan.append(GatherStep(self, (plan.flat(part, self),), (window,), None))
+                    plan.steps.append(GatherStep(self, (plan.flat(part, self),), (window,), None))
                 else:
-                    plan.append(PointwiseStep(self, (plan.home_version(part, self),), (window,)))
+                    copy = Affine(self.name, self.out, part)
+                    plan.steps.append(NodeStep(copy, (plan.home_version(part, self),), (window,)))
                 copied.append(window)
             first += part.channels
         plan.keep(self.out, out)

@@ -57,15 +57,15 @@ class Upsample(Unary, KernelNode):
     def schedule(self, plan: Scheduler) -> None:
         """Append one step, which reads any layout and also fills the halo of its output."""
         out = plan.home(self.out)
-        plan.append(NodeStep(self, (plan.first_version(self.x),), (out,)))
+        plan.steps.append(NodeStep(self, (plan.first_version(self.x),), (out,)))
         plan.keep(self.out, out)
 
     def call(self, lowering: Lowering, x: Buffer, out: Buffer) -> dict[str, Any]:  # type: ignore[override]
         """Return the fields of `struct upsample`."""
-        rows, cols = np.indices(out.size) if out.planes is None else out.planes.coordinates(halo=True)
-        inside = (rows >= 0) & (rows < out.size[0]) & (cols >= 0) & (cols < out.size[1])
+        rows, cols = out.cells.coordinates(halo=True)
+        inside = out.cells.contains(rows, cols)
         taps = [(y, x_, wy * wx) for y, wy in self._taps(0, rows) for x_, wx in self._taps(1, cols)]
-        table = np.stack([np.where(inside, x.index(y, x_), -1).reshape(-1) for y, x_, _ in taps])
+        table = np.stack([np.where(inside, x.cells.index(y, x_), -1).reshape(-1) for y, x_, _ in taps])
         weights = np.stack([weight.reshape(-1) for *_, weight in taps])
         put = lowering.constants.put
         return {

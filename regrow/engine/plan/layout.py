@@ -8,7 +8,7 @@ pixels of the neighboring regions, or the zero padding. docs/engine.md has a dra
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -58,12 +58,7 @@ class Halo:
         return self != Halo()
 
     def __or__(self, other: Halo) -> Halo:
-        return Halo(
-            max(self.top, other.top),
-            max(self.bottom, other.bottom),
-            max(self.left, other.left),
-            max(self.right, other.right),
-        )
+        return Halo(*map(max, astuple(self), astuple(other)))
 
     def covers(self, other: Halo) -> bool:
         """True if it is at least as wide on every side."""
@@ -190,18 +185,13 @@ def choose_grid(
     A layer with stride 2 moves no data between lanes if its regions are half as large as those of its input. At most
     `most_down` regions are below each other.
     """
-    best: tuple[float, int, Grid] | None = None
-    down = 1
-    while down <= (most_down or lanes):
-        across = lanes // down
-        grid = Grid(down, across, -(-height // down), -(-width // across))
+
+    def cost(grid: Grid) -> tuple[float, int]:
         follows = before is None or before in (grid, grid.scaled((2, 2)))
-        cost = grid.rows * grid.cols * (1.0 if follows else 1.02)
-        if best is None or (cost, abs(grid.rows - grid.cols)) < best[:2]:
-            best = (cost, abs(grid.rows - grid.cols), grid)
-        down *= 2
-    assert best is not None
-    return best[2]
+        return grid.rows * grid.cols * (1.0 if follows else 1.02), abs(grid.rows - grid.cols)
+
+    downs = [1 << power for power in range((most_down or lanes).bit_length())]
+    return min((Grid(n, lanes // n, -(-height // n), -(-width // (lanes // n))) for n in downs), key=cost)
 
 
 def runs_of(table: IntArray, lanes: int) -> IntArray:

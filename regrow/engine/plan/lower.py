@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,32 +17,21 @@ from regrow.engine.codegen.structs import ABSENT, INPUT, OUTPUT
 from regrow.engine.frontend.torch_export import UnsupportedOperationError
 from regrow.engine.ops.base import kind_of, structures
 from regrow.engine.ops.conv import ConvStep, conv_steps
-from regrow.engine.plan.memory import Arena, Constants, buffer_bytes, place_buffers
+from regrow.engine.plan.memory import Arena, Constants, place_buffers
 from regrow.engine.plan.split import exchange
 from regrow.engine.plan.steps import Buffer, Schedule, Step
-from regrow.engine.plan.tiles import Tile, choose, problem_of
+from regrow.engine.plan.tiles import Tile, candidates, problem_of
 from regrow.engine.plan.weights import Format, channel_scales
 
 MOST_BYTES = 2**31
 """Size from which an image is too large: the kernels count its bytes in 32 bits."""
 
-Params = ParamSpec("Params")
-Result = TypeVar("Result")
+Memo = Callable[..., Any]
 
 
-class Memo:
-    """Caches the results of functions, most of which are the same in plans that differ only in their tiles."""
-
-    def __init__(self) -> None:
-        self._results: dict[Hashable, Any] = {}
-
-    def __call__(self, function: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs) -> Result:
-        """Return the cached result for the same arguments, or call the function."""
-        key = (function, args, tuple(kwargs.items()))
-        if key not in self._results:
-            self._results[key] = function(*args, **kwargs)
-        result: Result = self._results[key]
-        return result
+def new_memo() -> Memo:
+    """Return a function that calls functions and caches their results, which plans share if only their tiles differ."""
+    return cache(lambda function, *args, **options: function(*args, **options))
 
 
 @dataclass(frozen=True)
@@ -84,7 +74,7 @@ class Lowering:
     halo_buffers: Mapping[Buffer, Buffer]
     memo: Memo
     constants: Constants = field(default_factory=Constants)
-    scratch: int = 0
+    scratch: int = 0  # bytes after the arena, shared by all operations
 
     @property
     def vector(self) -> int:
@@ -118,10 +108,6 @@ class Lowering:
         """Return the distance from channel to channel in floats."""
         return buffer.pixels if buffer.planes is None else buffer.planes.pitch * self.lanes
 
-    def bytes_of(self, buffer: Buffer) -> int:
-        """Return the size of a buffer."""
-        return buffer_bytes(buffer, self.lanes)
-
     def floats(self, values: torch.Tensor | None) -> int:
         """Add one number per channel to the constants, padded to whole vectors."""
         if values is None:
@@ -143,10 +129,6 @@ class Lowering:
         found = None if image is None else self.halo_buffers.get(image)
         return ABSENT if found is None else self.at(found)
 
-    def need_scratch(self, size: int) -> None:
-        """Reserve memory after the arena, shared by all operations."""
-        self.scratch = max(self.scratch, size)
-
 
 def lower(
     schedule: Schedule,
@@ -162,7 +144,7 @@ def lower(
     """
     convolutions = conv_steps(schedule)
     if tiles is None:
-        tiles = [choose(problem_of(step, schedule.lanes, threads)) for step in convolutions]
+        tiles = [candidates(problem_of(step, schedule.lanes, threads))[0] for step in convolutions]
     lowering = Lowering(
         schedule.lanes,
         schedule.slices,
@@ -171,7 +153,7 @@ def lower(
         place_buffers(schedule),
         dict(zip(convolutions, tiles, strict=True)),
         schedule.halo_buffers,
-        memo or Memo(),
+        memo or new_memo(),
     )
     calls = [(step, _op(step, lowering)) for step in schedule.steps]
     kept = [(step, op) for step, op in calls if op is not None]
@@ -199,16 +181,12 @@ def _op(step: Step, lowering: Lowering) -> ctypes.Structure | None:
 
 def _label(step: Step, lowering: Lowering) -> Label:
     slices = lowering.slices if step.node.out.pixels > 1 else 1
-    return Label(step.node.name, step.kernel.name, slices * lowering.memo(_macs, step))
-
-
-def _macs(step: Step) -> int:
-    return step.macs
+    return Label(step.node.name, step.kernel.name, slices * step.macs)
 
 
 def _check_size(step: Step, lowering: Lowering) -> None:
     for buffer in step.writes:
-        size = 0 if buffer.external else lowering.bytes_of(buffer.whole)
+        size = 0 if buffer.external else buffer.whole.nbytes(lowering.lanes)
         if size >= MOST_BYTES:
             shape = " x ".join(map(str, (buffer.channels, *buffer.size)))
             raise UnsupportedOperationError(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,19 +29,13 @@ class Arena:
     size: int
 
 
-def buffer_bytes(buffer: Buffer, lanes: int) -> int:
-    """Return the size of a buffer; plain floats are padded to whole vectors."""
-    if buffer.planes is not None:
-        return buffer.channels * buffer.planes.pitch * lanes * 4
-    return -(-buffer.channels * buffer.pixels // lanes) * lanes * 4
-
-
 def place_buffers(schedule: Schedule) -> Arena:
     """Place buffers by first fit, in running order. A buffer is free after the last step (or band) that uses it.
 
     So is the halo buffer of an image: threads wait for each other before the next step writes (halo_exchange.c).
     """
-    last = _last_uses(schedule.steps)
+    steps = enumerate(schedule.steps)
+    last = {buffer.whole: position for position, step in steps for buffer in (*step.reads, *step.writes)}
     last |= {buffer: last[image] for image, buffer in schedule.halo_buffers.items()}
     offsets: dict[Buffer, int] = {}
     alive: dict[Buffer, tuple[int, int]] = {}
@@ -62,16 +54,12 @@ def place_buffers(schedule: Schedule) -> Arena:
             if old is not None:
                 alive[buffer] = alive.pop(old)
             else:
-                alive[buffer] = _first_gap(sorted(alive.values()), buffer_bytes(buffer, schedule.lanes))
+                alive[buffer] = _first_gap(sorted(alive.values()), buffer.nbytes(schedule.lanes))
             offsets[buffer] = alive[buffer][0]
             top = max(top, alive[buffer][1])
         if position >= bands_end:
             alive, windows = {b: span for b, span in alive.items() if last[b] > position}, None
     return Arena(offsets, top)
-
-
-def _last_uses(steps: Sequence[Step]) -> dict[Buffer, int]:
-    return {buffer.whole: position for position, step in enumerate(steps) for buffer in (*step.reads, *step.writes)}
 
 
 def _overwritten(step: Step, out: Buffer, free: set[Buffer]) -> Buffer | None:
@@ -118,7 +106,7 @@ class Constants:
     def joined(self) -> NDArray[np.uint8]:
         """Return all of them in one block, which is never empty."""
         size = self._size or ALIGNMENT
-        joined = allocate(size).array[:size]
+        joined = allocate(size)[:size]
         for pieces in self._pieces.values():
             for offset, data in pieces:
                 joined[offset : offset + data.nbytes] = data
@@ -126,30 +114,17 @@ class Constants:
         return joined
 
 
-@dataclass(frozen=True)
-class MemoryBlock:
-    """Zeroed, page-aligned memory that is freed with this object."""
+def allocate(size: int) -> NDArray[np.uint8]:
+    """Return at least `size` zeroed, page-aligned bytes, on huge pages if they are many and the system has huge pages.
 
-    owner: mmap.mmap
-    address: int
-    size: int
-
-    @property
-    def array(self) -> NDArray[np.uint8]:
-        """Its bytes; the array keeps the memory alive."""
-        whole = np.frombuffer(self.owner, np.uint8)
-        first = self.address - whole.ctypes.data
-        return whole[first : first + self.size]
-
-
-def allocate(size: int) -> MemoryBlock:
-    """Allocate at least `size` bytes, on huge pages if they are many and the system has huge pages."""
+    The memory is freed with the array.
+    """
     huge = sys.platform == "linux" and size >= HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE")
     alignment = HUGE_PAGE if huge else mmap.PAGESIZE
     rounded = -(-max(size, 1) // alignment) * alignment
     owner = zeroed_memory(rounded + (alignment if huge else 0))
-    start = ctypes.addressof(ctypes.c_char.from_buffer(owner))
-    shift = -start % alignment
+    whole = np.frombuffer(owner, np.uint8)
+    shift = -whole.ctypes.data % alignment
     if sys.platform == "linux" and huge:
         owner.madvise(mmap.MADV_HUGEPAGE, shift // mmap.PAGESIZE * mmap.PAGESIZE, rounded)
-    return MemoryBlock(owner, start + shift, rounded)
+    return whole[shift : shift + rounded]

@@ -9,6 +9,7 @@ import numpy as np
 from regrow.engine.frontend.graph import Graph, Node, Value
 from regrow.engine.ops.base import NodeStep
 from regrow.engine.ops.move import GatherStep, HaloStep
+from regrow.engine.ops.reshape import Concat
 from regrow.engine.plan.layout import Grid, Halo, PlaneLayout, Window, choose_grid
 from regrow.engine.plan.steps import Buffer, Schedule, Step
 
@@ -79,15 +80,15 @@ class Scheduler:
         """Give values that are joined later a place in the joined buffer, which saves the copy."""
         homes: dict[Value, Buffer] = {}
         for node in self.graph.nodes:
-            if not node.joined or node.out.pixels == 1:
+            if not isinstance(node, Concat) or node.out.pixels == 1:
                 continue
-            movable = [part for part in node.joined if self.makers[part].placeable]
+            movable = [part for part in node.parts if self.makers[part].placeable]
             key = (node.out, self.grids[node.out.size], 0.0)
             for part in movable:
                 self.halos[key] = self.halos.get(key, Halo()) | self.halos.get((part, *key[1:]), Halo())
             joined = homes.setdefault(node.out, _buffer(node.out, self._home_planes(node.out)))
             first = 0
-            for part in node.joined:
+            for part in node.parts:
                 if part in movable and part not in homes:
                     homes[part] = Buffer(part.channels, part.size, joined.planes, root=joined, first=first)
                 first += part.channels
@@ -156,13 +157,9 @@ class Scheduler:
 
     # ---- steps
 
-    def append(self, step: Step) -> None:
-        """Append a step without filling halos."""
-        self.steps.append(step)
-
     def emit(self, step: Step) -> None:
         """Append the step that computes the outputs of its node, and fill their halos."""
-        self.append(step)
+        self.steps.append(step)
         for value, buffer in zip(step.node.outputs, step.writes, strict=True):
             self.keep(value, buffer)
             self.fill_halos(step.node, buffer)
@@ -176,21 +173,18 @@ class Scheduler:
         self, source: Buffer, target: Buffer, node: Node, fill: float = 0.0, step: tuple[int, int] = (1, 1)
     ) -> Buffer:
         """Copy every `step`-th pixel of `source` to `target`, whatever the two layouts; its halo is filled, too."""
-        if target.planes is not None:
-            y, x = target.planes.coordinates(halo=True)
-        else:
-            y, x = np.indices(target.size, dtype=np.int64)
+        y, x = target.cells.coordinates(halo=True)
         plain = source.planes is None and target.planes is None
         firsts = [number * target.size[0] for number in range(self.slices if source.external else 1)]
-        tables = [source.index((first + y) * step[0], x * step[1]).reshape(-1) for first in firsts]
-        self.append(GatherStep(node, (source,), (target,), None if plain else np.stack(tables), fill))
+        tables = [source.cells.index((first + y) * step[0], x * step[1]).reshape(-1) for first in firsts]
+        self.steps.append(GatherStep(node, (source,), (target,), None if plain else np.stack(tables), fill))
         return target
 
     def fill_halos(self, node: Node, *buffers: Buffer) -> None:
         """Append steps that fill the halos of buffers, if they have any."""
         for buffer in buffers:
             if buffer.planes is not None and buffer.planes.halo:
-                self.append(HaloStep(node, (buffer,), (buffer,)))
+                self.steps.append(HaloStep(node, (buffer,), (buffer,)))
 
     def write_output(self, output: Value) -> None:
         """Let the last step write the caller's output."""

@@ -158,7 +158,7 @@ def _sent_vectors(image: Buffer) -> int:
 
 def exchange(step: Step, lowering: Lowering) -> int:
     """Add `struct exchange` of a step to the constants and return its offset; ABSENT if it exchanges nothing."""
-    window = None if isinstance(step, GatherStep | HaloStep) else step.node.window
+    window = step.node.window if step.computes else None
     reads = window is not None and (window.halo.top or window.halo.bottom)
     out, second = _results(step)
     recv = _halo_rows(step.reads[0] if reads else None, lowering)

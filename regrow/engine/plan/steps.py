@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from regrow.engine.frontend.graph import Node
-from regrow.engine.plan.layout import IntArray, PlaneLayout
+from regrow.engine.plan.layout import Grid, PlaneLayout
 
 if TYPE_CHECKING:
+    from regrow.engine.codegen.structs import Fields
     from regrow.engine.ops.base import Kernel
     from regrow.engine.plan.lower import Lowering
 
@@ -40,12 +39,16 @@ class Buffer:
         """The buffer that is allocated in the arena: this one, or the one that it is a part of."""
         return self.root or self
 
-    def index(self, y: IntArray, x: IntArray) -> IntArray:
-        """Return the position of pixels in a channel, in floats; -1 for pixels outside the image."""
+    def nbytes(self, lanes: int) -> int:
+        """Return its size; plain floats are padded to whole vectors of `lanes` floats."""
         if self.planes is not None:
-            return self.planes.index(y, x)
-        inside = (y >= 0) & (y < self.size[0]) & (x >= 0) & (x < self.size[1])
-        return np.where(inside, y * self.size[1] + x, -1)
+            return self.channels * self.planes.pitch * lanes * 4
+        return -(-self.channels * self.pixels // lanes) * lanes * 4
+
+    @property
+    def cells(self) -> PlaneLayout:
+        """Where its pixels are: plain floats are in the order of planes with one lane."""
+        return self.planes or PlaneLayout(*self.size, Grid(1, 1, *self.size))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +59,15 @@ class Step:
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
 
+    struct: ClassVar[Fields]
+    own_kernel: ClassVar[Kernel]
+    computes: ClassVar[bool] = True
+    """Whether it computes its node; otherwise, it moves data that the node reads or writes."""
+
     @property
     def kernel(self) -> Kernel:
         """The kernel that it calls."""
-        raise NotImplementedError(f"{type(self).__name__} has no kernel")
+        return self.own_kernel
 
     @property
     def overwritable(self) -> tuple[Buffer, ...]:
@@ -69,7 +77,7 @@ class Step:
     @property
     def macs(self) -> int:
         """Multiply-accumulates with non-zero weights."""
-        return 0
+        return self.node.macs if self.computes else 0
 
     def call(self, lowering: Lowering) -> dict[str, Any] | None:
         """Return the fields of the kernel's struct, or None if there is nothing to do."""

@@ -180,16 +180,10 @@ def candidates(problem: TileProblem) -> list[Tile]:
     return sorted(found, key=lambda tile: (cost(problem, tile), tile))
 
 
-def choose(problem: TileProblem) -> Tile:
-    """Return the cheapest tile by `cost`."""
-    return candidates(problem)[0]
-
-
 def problem_of(step: ConvStep, lanes: int, threads: int = 1) -> TileProblem:
     """Return the tile problem of a convolution step."""
     node = step.node
     rows, cols = region_of(step)
-    per_output = int(node.weight.count_nonzero()) / node.out.channels
     return TileProblem(
         step.band or rows,
         cols,
@@ -197,7 +191,7 @@ def problem_of(step: ConvStep, lanes: int, threads: int = 1) -> TileProblem:
         node.kernel,
         step.stride,
         lanes,
-        per_output,
+        node.nonzeros / node.out.channels,
         threads,
         node.out.channels,
         step.residual is not None,

@@ -15,7 +15,7 @@ import torch
 from regrow.engine.codegen.build import KernelLibrary
 from regrow.engine.codegen.specialize import separate_halos
 from regrow.engine.ops.conv import conv_steps
-from regrow.engine.plan.lower import Memo, lower
+from regrow.engine.plan.lower import lower, new_memo
 from regrow.engine.plan.steps import Schedule
 from regrow.engine.plan.tiles import Tile, TileProblem, candidates, problem_of
 from regrow.engine.runtime.model import noise
@@ -133,7 +133,7 @@ class _Tuner:
         self.nonzeros = [max(1.0, problem.nonzeros_per_output) for problem in problems]
         self.offers = [candidates(family)[: ROUNDS * len(members)] for family, members in families.items()]
         self.taken: list[dict[Tile, list[float]]] = [{} for _ in self.families]
-        self.memo = Memo()
+        self.memo = new_memo()
         self.x, self.y = noise(*shapes)
         self.start = time.thread_time()
 
@@ -147,19 +147,16 @@ class _Tuner:
         known = [{tile: taken[tile] for tile in own} for own, taken in zip(finalists, self.taken, strict=True)]
         return assign([ranked(taken)[:1] for taken in known], self.families)
 
-    def runner(self, tiles: Sequence[Tile]) -> NativeRunner:
-        # Processor time is not affected by other processes.
-        plan = lower(self.schedule, tiles, memo=self.memo)
-        return NativeRunner(self.library, plan, clock=PROCESSOR_CLOCK)
-
     def taken_with(self, tiles: Sequence[Tile]) -> list[float]:
         """Return the time of each convolution. There is one runner at a time, to save memory."""
-        runner = self.runner(tiles)
+        plan = lower(self.schedule, tiles, memo=self.memo)
+        # Processor time is not affected by other processes.
+        runner = NativeRunner(self.library, plan, clock=PROCESSOR_CLOCK)
         layers = runner.profile(self.x, self.y, _repeats(runner, self.x, self.y)).layers
         # The time of the other operations tells how fast the CPU is at the moment, which varies on a shared machine.
         pace = sum(layer.seconds for layer in layers if layer.kind != "conv") or 1.0
         return [
-            (layer.seconds + sum(layers[halo].seconds for halo in separate_halos(runner.plan, number))) / pace
+            (layer.seconds + sum(layers[halo].seconds for halo in separate_halos(plan, number))) / pace
             for number, layer in enumerate(layers)
             if layer.kind == "conv"
         ]

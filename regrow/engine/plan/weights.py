@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from regrow.engine.codegen.structs import ENTRIES
+from regrow.engine.frontend.graph import WeightedNode
 from regrow.engine.plan.layout import PlaneLayout
 
 Format = Literal["fp32", "fp16", "int8"]
@@ -157,29 +158,24 @@ def sparse_weights(
     )
 
 
-@dataclass(frozen=True)
-class LinearWeights:
-    """The weights of `struct linear`: non-zeros output by output, or all of them for vectors of outputs."""
+def linear_weights(node: WeightedNode, kind: Format, lanes: int) -> tuple[NDArray[Any], NDArray[np.int32] | None]:
+    """Return the weights of a linear layer, output by output, and where those of each output start.
 
-    weights: NDArray[Any]
-    starts: NDArray[np.int32] | None
-
-
-def linear_weights(name: str, given: torch.Tensor, kind: Format, lanes: int) -> LinearWeights:
-    """Return the weights of a linear layer, with the zeros if they are few."""
-    weight = stored_values(given, kind)
+    If few of them are zero, return all, for vectors of outputs, and None.
+    """
+    weight = stored_values(node.weight, kind)
     outputs, inputs = weight.shape
     if np.count_nonzero(weight) >= DENSE_FROM * weight.size:
         vectors = np.zeros((-(-outputs // lanes), inputs, lanes), weight.dtype)
         vectors.transpose(0, 2, 1)[np.divmod(np.arange(outputs), lanes)] = weight
-        return LinearWeights(vectors, None)
+        return vectors, None
     if inputs > FARTHEST[kind]:
-        raise ValueError(f"{name}: {inputs} inputs are too many for 16-bit offsets")
+        raise ValueError(f"{node.name}: {inputs} inputs are too many for 16-bit offsets")
     row, column = np.nonzero(weight)
     entries = _entries(len(row), kind)
     entries["offset"] = column * (4 if kind == "fp32" else 1)
     entries["value"] = _bits(weight[row, column])
-    return LinearWeights(entries, np.searchsorted(row, np.arange(outputs + 1)).astype(np.int32))
+    return entries, np.searchsorted(row, np.arange(outputs + 1)).astype(np.int32)
 
 
 def _put_in_fours(

@@ -78,7 +78,7 @@ class Session:
             pool=pool.address,
             ops=ctypes.addressof(plan.ops),
             constants=plan.constants.ctypes.data,
-            arenas=self.arenas.address,
+            arenas=self.arenas.ctypes.data,
             arena_bytes=arena_bytes,
             x_floats=floats[0],
             y_floats=floats[1],
