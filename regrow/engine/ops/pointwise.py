@@ -149,8 +149,7 @@ class Binary(Pointwise):
 @lowers(*sorted({function.torch for function in FUNCTIONS.values()} - {""}))
 def _activation(call: Call) -> None:
     for name, function in FUNCTIONS.items():
-        matches = all(call.args[argument] == value for argument, value in function.arguments.items())
-        if function.torch == call.name and matches:
+        if function.torch == call.name and function.arguments.items() <= call.args.items():
             call.add(Affine, call.value("self"), activation=Activation(name))
             return
     options = {name: value for name, value in call.args.items() if not isinstance(value, fx.Node)}
