@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from regrow.report import published
@@ -168,34 +168,25 @@ def printed(network: str, column: Column, sparsity: float) -> str:
     return "–" if found is None else str(found)
 
 
-REWIRING = (DENSE, Column("snip"), Column("sparse-momentum"), Column("dsr"), Column("dpf"))
-SIMPLE = (
-    DENSE,
-    Column("oneshot", finetuned=True),
-    Column("incremental"),
-    Column("incremental", finetuned=True),
-    Column("dpf"),
-    Column("dpf", finetuned=True),
-)
-STRUCTURED = (Column("dense", unit="filter"), Column("sfp", unit="filter"), Column("dpf", unit="filter"))
+DPF, DPF_TUNED = Column("dpf"), Column("dpf", finetuned=True)
+INCREMENTAL, INCREMENTAL_TUNED = Column("incremental"), Column("incremental", finetuned=True)
+ONESHOT = Column("oneshot", finetuned=True)
+SETTLED = Column("dpf", fields=(("options", ("settle=0.1",)),), name="DPF, settle=0.1")
+STABLE = Column("dpf", fields=(("options", ("stabilize=true",)),), name="DPF, stabilize")
+DPF_FILTERS, SFP = Column("dpf", unit="filter"), Column("sfp", unit="filter")
+STABLE_FILTERS = replace(STABLE, unit="filter")
+SFP_CONSTANT = replace(SFP, fields=(("ramp_end", 0.0),), name="SFP, constant ratio")
+
+REWIRING = (DENSE, Column("snip"), Column("sparse-momentum"), Column("dsr"), DPF)
+SIMPLE = (DENSE, ONESHOT, INCREMENTAL, INCREMENTAL_TUNED, DPF, DPF_TUNED)
+STRUCTURED = (Column("dense", unit="filter"), SFP, DPF_FILTERS)
 EVERY_METHOD = (
     *(DENSE, Column("static"), Column("snip"), Column("set"), Column("dsr"), Column("sparse-momentum")),
     *(Column("rigl"), Column("granet"), Column("acdc")),
-    *SIMPLE[1:],
-    Column("dpf", fields=(("options", ("settle=0.1",)),), name="DPF, settle=0.1"),
+    *(*SIMPLE[1:], SETTLED),
 )
-STEADY = (
-    Column("incremental"),
-    Column("dpf"),
-    Column("dpf", fields=(("options", ("settle=0.1",)),), name="DPF, settle=0.1"),
-    Column("dpf", fields=(("options", ("stabilize=true",)),), name="DPF, stabilize"),
-    Column("dpf", finetuned=True),
-)
-STEADY_FILTERS = (
-    *STRUCTURED,
-    Column("dpf", unit="filter", fields=(("options", ("stabilize=true",)),), name="DPF, stabilize"),
-    Column("sfp", unit="filter", fields=(("ramp_end", 0.0),), name="SFP, constant ratio"),
-)
+STEADY = (INCREMENTAL, DPF, SETTLED, STABLE, DPF_TUNED)
+STEADY_FILTERS = (*STRUCTURED, STABLE_FILTERS, SFP_CONSTANT)
 SPARSITIES = (0.8, 0.9, 0.95)
 RATIOS = (0.2, 0.4)
 
