@@ -17,8 +17,8 @@ from regrow.sweep.display import SweepDisplay
 from regrow.text import duration
 from regrow.train.loop import DivergedError
 from regrow.train.run import run
-from reproduce.experiments import Experiment, Train, all_experiments, find_experiment, show
-from reproduce.experiments import reproduce as run_experiment
+from reproduce import experiments
+from reproduce.experiments import Experiment, all_experiments, find_experiment
 from reproduce.results import ResultStore
 from reproduce.scales import Scale, find_scale
 
@@ -74,7 +74,12 @@ def reproduce(
     train = _Trainer(chosen, workers, on)
     try:
         for experiment in all_experiments().values() if name == "all" else [find_experiment(name)]:
-            _make(experiment, chosen, out, train, tune=tune, show_only=show, records=records)
+            if show:
+                view = experiments.show(experiment, chosen, out, records)
+            else:
+                view = experiments.reproduce(experiment, chosen, out, train=train, tune=tune)
+            print(view.markdown())
+            print("\n".join(map(str, view.write(out / chosen.name))))
     except StoppedError as stopped:
         print(f"reproduce: {stopped}, all saved. Resume with the same command.", file=sys.stderr)
         return 128 + stopped.signal
@@ -86,24 +91,6 @@ def _scale(name: str, seeds: int | None, device: Device | None) -> Scale:
         raise UsageError(f"--seeds must be at least 1, got {seeds}")
     scale = find_scale(name).changed(device=device)
     return scale if seeds is None else scale.changed(seeds=tuple(range(seeds)))
-
-
-def _make(
-    experiment: Experiment,
-    scale: Scale,
-    out: Path,
-    train: Train,
-    *,
-    tune: bool,
-    show_only: bool,
-    records: tuple[Path, ...],
-) -> None:
-    if show_only:
-        view = show(experiment, scale, out, records)
-    else:
-        view = run_experiment(experiment, scale, out, train=train, tune=tune)
-    print(view.markdown())
-    print("\n".join(map(str, view.write(out / scale.name))))
 
 
 class _Trainer:

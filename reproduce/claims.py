@@ -10,13 +10,13 @@ from regrow.report.tables import percent
 from reproduce import tables
 from reproduce.comparisons import HEAD, Pair, against, often, place, rarely, retrainings
 from reproduce.experiments import Experiment
-from reproduce.figures import period_sparsity, settling
+from reproduce.figures import period_sparsity, settling, share
 from reproduce.lottery import compute_of_dpf, compute_of_search, tickets
 from reproduce.results import MACHINES, SIZE, Cell, ResultStore, Verdict, difference
 from reproduce.scales import Scale
 from reproduce.tables import DPF, DPF_TUNED, RATIOS, SPARSITIES, Column, explained
 from reproduce.theory.study import read_theorems
-from reproduce.views import NOT_RUN, View, accuracy, table
+from reproduce.views import NOT_RUN, Content, accuracy, table
 
 RULE = f"""
 A method is *ahead* of another if it is better with every seed, and there are at least two seeds. If the seeds
@@ -106,9 +106,7 @@ def _early(scale: Scale, store: ResultStore) -> Claim:
     for sparsity, cell in cells.items():
         found = settling(store, cell)
         curve: list[float] = found["still_changing"]
-        shares = [
-            f"{100 * curve[round(part * (len(curve) - 1))]:.2g} %" if curve else NOT_RUN for part in (0.25, 0.5, 0.75)
-        ]
+        shares = [share(curve, part) for part in (0.25, 0.5, 0.75)]
         lines.append([percent(sparsity), *shares, str(found["seeds"])])
         latest += [curve[round(0.75 * (len(curve) - 1))]] if curve else []
     evidence = table(["pruned", "after 25 % of training", "after 50 %", "after 75 %", "seeds"], lines)
@@ -255,13 +253,13 @@ def _cells(scale: Scale, store: ResultStore) -> list[Cell]:
     return [cell for claim in claims(scale, store) for cell in claim.cells]
 
 
-def _view(scale: Scale, store: ResultStore) -> View:
+def _content(scale: Scale, store: ResultStore) -> Content:
     found = claims(scale, store)
     summary = table(["claim", "verdict"], [[claim.title, claim.verdict] for claim in found])
     parts = [f"## {claim.title}\n\n**{claim.verdict}**\n\n{claim.evidence}" for claim in found]
     rows: list[dict[str, Any]] = [{"claim": claim.title, "verdict": claim.verdict} for claim in found]
-    return View("claims", TITLE, "\n\n".join([summary, RULE, explained(scale), *parts]), rows)
+    return "\n\n".join([summary, RULE, explained(scale), *parts]), rows, ()
 
 
 TITLE = "The paper's claims, and what was measured"
-EXPERIMENTS = (Experiment("claims", TITLE, _view, _cells, cost="shares its runs with the other items"),)
+EXPERIMENTS = (Experiment("claims", TITLE, _content, _cells, cost="shares its runs with the other items"),)

@@ -13,7 +13,7 @@ from regrow.text import did_you_mean
 from reproduce.results import Cell, ResultStore
 from reproduce.scales import Scale, TunedRate
 from reproduce.tuning import Choice, choose, finetuning_cells, next_rates, rate_cells, rates_tried, to_tune
-from reproduce.views import View
+from reproduce.views import Content, View
 
 
 def _nothing(scale: Scale, store: ResultStore) -> list[Cell]:
@@ -26,16 +26,20 @@ class Experiment:
 
     `cells` returns the runs that the experiment needs. Some depend on the result of others (a mask, a cost), so it is
     called again until nothing is missing. `work` is for anything else, such as the search for a lottery ticket; it
-    must be resumable. `view` trains nothing.
+    must be resumable. `content` trains nothing.
     """
 
     name: str
     title: str
-    view: Callable[[Scale, ResultStore], View]
+    content: Callable[[Scale, ResultStore], Content]
     cells: Callable[[Scale, ResultStore], list[Cell]] = _nothing
     work: Callable[[Scale, Path], None] | None = None
     cost: str = ""
     """The cost of `work`, as text."""
+
+    def view(self, scale: Scale, store: ResultStore) -> View:
+        """Return the view of the finished runs in `store`."""
+        return View(self.name, self.title, *self.content(scale, store))
 
 
 Train = Callable[[Sequence[Recipe], Path], None]

@@ -87,12 +87,10 @@ class Scale:
         """Return the runs behind one number: a training for each seed."""
         if finetuned:
             rate = rate_of(self.rates, network, method)
-            tuned = (
-                {}
-                if rate is None or rate.finetune_lr is None
-                else _finetuning(rate.finetune_optimizer, rate.finetune_lr)
-            )
-            fields = {"finetune_epochs": self.finetune_epochs, **tuned, **fields}
+            tuned: dict[str, Any] = {"finetune_epochs": self.finetune_epochs}
+            if rate is not None and rate.finetune_lr is not None:
+                tuned |= {"finetune_optimizer": rate.finetune_optimizer or "sgd", "finetune_lr": rate.finetune_lr}
+            fields = {**tuned, **fields}
         recipe = self.recipe(network, method, sparsity, **fields)
         return Cell(tuple(recipe.changed(seed=seed) for seed in self.seeds), finetuned)
 
@@ -224,10 +222,6 @@ def _smoke() -> Scale:
         batches=(16, 32),
         minutes=0.01,
     )
-
-
-def _finetuning(optimizer: str | None, lr: float) -> dict[str, Any]:
-    return {"finetune_optimizer": optimizer or "sgd", "finetune_lr": lr}
 
 
 # Without their own learning rate, these use that of the method they start from or are a variant of.
