@@ -10,7 +10,7 @@ from regrow.core.weights import Memory
 from regrow.methods.dense import Dense
 from regrow.methods.drop_and_grow import DropAndGrowOptions
 from regrow.methods.lottery import LotteryTicket
-from regrow.methods.registry import METHODS, built_in_methods, method_options
+from regrow.methods.registry import METHODS, find_method, method_options
 
 _COMMON = {*get_type_hints(PrunerOptions), *get_type_hints(DropAndGrowOptions), "sparsity"}
 _MEMORY = {Memory.KEEP: "keep (feedback)", Memory.FORGET: "forget (zero)", Memory.SOFT: "soft (free to grow)"}
@@ -21,7 +21,7 @@ _HEAD = ("method", "paper", "when", "score", "budget", "memory", "options", "cos
 
 def table() -> str:
     """Return the table of all built-in methods in Markdown."""
-    known: list[Any] = sorted(built_in_methods(), key=lambda method: method.__name__.lower())
+    known: list[Any] = sorted(map(find_method, METHODS), key=lambda method: method.__name__.lower())
     rows = [_HEAD, tuple("---" for _ in _HEAD), *(_row(method) for method in [*known, LotteryTicket])]
     return "\n".join(
         [_NOTE, "", "# All methods in one table", "", *("| " + " | ".join(row) + " |" for row in rows), ""]

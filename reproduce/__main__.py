@@ -17,10 +17,10 @@ from regrow.sweep.display import SweepDisplay
 from regrow.text import duration
 from regrow.train.loop import DivergedError
 from regrow.train.run import run
-from reproduce.experiments import Experiment, Train, all_experiments, find_experiment, show
-from reproduce.experiments import reproduce as run_experiment
+from reproduce import experiments
+from reproduce.experiments import Experiment, all_experiments, find_experiment
 from reproduce.results import ResultStore
-from reproduce.scales import Scale, find_scale
+from reproduce.scales import Scale, ScaleName, find_scale
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,7 +40,7 @@ def call(arguments: Sequence[str]) -> int:
 def reproduce(
     name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="ITEM")] = None,
     *,
-    scale: Literal["paper", "cpu", "small", "digits", "smoke"] = "cpu",
+    scale: ScaleName = "cpu",
     seeds: int | None = None,
     out: Path = Path("runs/reproduce"),
     workers: int | None = None,
@@ -57,7 +57,8 @@ def reproduce(
 
     Args:
         name: The item to reproduce, or `all`.
-        scale: The paper's own protocol; scaled down on CIFAR-10 for CPUs (cpu, small); on digits; or a quick test.
+        scale: The paper's own protocol; scaled down on CIFAR-10 for CPUs (cpu, small, and jpeg for
+            the records of a JPEG copy); on digits; or a quick test.
         seeds: Trainings behind each number. None: 3; on digits 5, at scale smoke 1.
         out: Folder for run folders, tables and figures.
         workers: Trainings at the same time. None: one per processor, or one if they take seconds.
@@ -74,7 +75,12 @@ def reproduce(
     train = _Trainer(chosen, workers, on)
     try:
         for experiment in all_experiments().values() if name == "all" else [find_experiment(name)]:
-            _make(experiment, chosen, out, train, tune=tune, show_only=show, records=records)
+            if show:
+                view = experiments.show(experiment, chosen, out, records)
+            else:
+                view = experiments.reproduce(experiment, chosen, out, train=train, tune=tune)
+            print(view.markdown())
+            print("\n".join(map(str, view.write(out / chosen.name))))
     except StoppedError as stopped:
         print(f"reproduce: {stopped}, all saved. Resume with the same command.", file=sys.stderr)
         return 128 + stopped.signal
@@ -86,24 +92,6 @@ def _scale(name: str, seeds: int | None, device: Device | None) -> Scale:
         raise UsageError(f"--seeds must be at least 1, got {seeds}")
     scale = find_scale(name).changed(device=device)
     return scale if seeds is None else scale.changed(seeds=tuple(range(seeds)))
-
-
-def _make(
-    experiment: Experiment,
-    scale: Scale,
-    out: Path,
-    train: Train,
-    *,
-    tune: bool,
-    show_only: bool,
-    records: tuple[Path, ...],
-) -> None:
-    if show_only:
-        view = show(experiment, scale, out, records)
-    else:
-        view = run_experiment(experiment, scale, out, train=train, tune=tune)
-    print(view.markdown())
-    print("\n".join(map(str, view.write(out / scale.name))))
 
 
 class _Trainer:
@@ -148,7 +136,7 @@ def _list(scale: Scale) -> None:
     print(f"Scale {scale.name}: {scale.about}, {len(scale.seeds)} seeds.\n")
     for experiment in experiments.values():
         print(f"{experiment.name:<{width}}  {experiment.title}\n{'':<{width}}  {_cost(experiment, scale)}")
-    print("\npython -m reproduce ITEM runs one; --scale paper, cpu, small, digits or smoke; --show trains nothing.")
+    print("\npython -m reproduce ITEM runs one; --scale chooses its size; --show trains nothing.")
 
 
 def _cost(experiment: Experiment, scale: Scale) -> str:

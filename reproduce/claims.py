@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from regrow.report.tables import percent
-from reproduce import comparisons as pairs
-from reproduce.comparisons import Pair, place
+from reproduce import tables
+from reproduce.comparisons import HEAD, Pair, against, often, place, rarely, retrainings
 from reproduce.experiments import Experiment
-from reproduce.figures import period_sparsity, settling
+from reproduce.figures import period_sparsity, settling, share
 from reproduce.lottery import compute_of_dpf, compute_of_search, tickets
 from reproduce.results import MACHINES, SIZE, Cell, ResultStore, Verdict, difference
 from reproduce.scales import Scale
-from reproduce.tables import explained
+from reproduce.tables import DPF, DPF_TUNED, RATIOS, SPARSITIES, Column, explained
 from reproduce.theory.study import read_theorems
-from reproduce.views import NOT_RUN, View, accuracy, table
+from reproduce.views import NOT_RUN, Content, accuracy, table
 
 RULE = f"""
 A method is *ahead* of another if it is better with every seed, and there are at least two seeds. If the seeds
@@ -43,6 +42,7 @@ _FILTERS = (
     "The fraction of pruned filters does not determine the size of a model: with `stabilize`, other filters are "
     "pruned, and so another fraction of weights and MACs. The effect of `stabilize` at equal size was not measured."
 )
+_OF_FILTERS = (tables.SFP, tables.SFP_CONSTANT)
 _ORDER: tuple[Verdict, ...] = (
     *("ahead", "level", "behind", "two machines", "other size", "other mask"),
     *("one seed", "not run"),
@@ -58,6 +58,8 @@ class Claim:
     evidence: str
     numbers: str = ""
     """The two numbers that decide, such as `67.5 and 68.3 (Incremental)`."""
+    cells: tuple[Cell, ...] = field(default=(), compare=False)
+    """The runs that are trained for it."""
 
     @property
     def word(self) -> str:
@@ -69,8 +71,9 @@ class Claim:
 def _compared(title: str, compared: list[Pair], store: ResultStore, note: str = "") -> Claim:
     """Return a claim that holds if the first of every pair is ahead."""
     verdicts = [difference(store, pair.ours, pair.theirs).verdict for pair in compared]
-    evidence = table(pairs.HEAD, [pair.line(store) for pair in compared])
-    return Claim(title, _together(verdicts), f"{evidence}\n\n{note}".strip(), _hardest(compared, store))
+    evidence = table(HEAD, [pair.line(store) for pair in compared])
+    cells = tuple(cell for pair in compared for cell in (pair.ours, pair.theirs))
+    return Claim(title, _together(verdicts), f"{evidence}\n\n{note}".strip(), _hardest(compared, store), cells)
 
 
 def _hardest(compared: list[Pair], store: ResultStore) -> str:
@@ -99,20 +102,18 @@ def _together(verdicts: list[Verdict]) -> str:
 
 def _early(scale: Scale, store: ResultStore) -> Claim:
     lines, latest = [], []
-    for sparsity in (0.8, 0.9, 0.95):
-        network, _ = place(scale, sparsity)
-        found = settling(store, scale.cell(network, "dpf", sparsity))
+    cells = {sparsity: DPF.cell(scale, place(scale, sparsity)) for sparsity in SPARSITIES}
+    for sparsity, cell in cells.items():
+        found = settling(store, cell)
         curve: list[float] = found["still_changing"]
-        shares = [
-            f"{100 * curve[round(part * (len(curve) - 1))]:.2g} %" if curve else NOT_RUN for part in (0.25, 0.5, 0.75)
-        ]
+        shares = [share(curve, part) for part in (0.25, 0.5, 0.75)]
         lines.append([percent(sparsity), *shares, str(found["seeds"])])
         latest += [curve[round(0.75 * (len(curve) - 1))]] if curve else []
     evidence = table(["pruned", "after 25 % of training", "after 50 %", "after 75 %", "seeds"], lines)
     note = "Mask elements that change later. The paper: 5 % after 78 % of training, WideResNet-28-2 at 95 %."
     verdict = OPEN if not latest else SHOWN if max(latest) <= 0.05 else NOT_SHOWN
     numbers = f"{100 * max(latest):.1f} % and 5 % (paper) change after 75 % of training" if latest else ""
-    return Claim("The mask settles early", verdict, f"{evidence}\n\n{note}", numbers)
+    return Claim("The mask settles early", verdict, f"{evidence}\n\n{note}", numbers, tuple(cells.values()))
 
 
 def _period(scale: Scale, store: ResultStore) -> Claim:
@@ -130,7 +131,7 @@ def _period(scale: Scale, store: ResultStore) -> Claim:
     verdict = OPEN if not gaps else SHOWN if max(gaps) <= 0.5 else NOT_SHOWN
     note = f"The best period is {max(gaps):.2f} points above p = 16." if gaps else "At least three periods are needed."
     numbers = accuracies[gaps.index(max(gaps))] if gaps else ""
-    return Claim(title, verdict, f"{heat.text(store)}\n\n{note}", numbers)
+    return Claim(title, verdict, f"{heat.text(store)}\n\n{note}", numbers, tuple(heat.cells.values()))
 
 
 def _overhead(store: ResultStore) -> Claim:
@@ -183,63 +184,82 @@ def _tickets(scale: Scale, store: ResultStore) -> Claim:
 
 def claims(scale: Scale, store: ResultStore) -> list[Claim]:
     """Return the checklist."""
+    return [*_of_the_paper(scale, store), *_beyond_the_paper(scale, store)]
+
+
+def _of_the_paper(scale: Scale, store: ResultStore) -> list[Claim]:
+    others = (tables.ONESHOT, *map(Column, ("snip", "incremental", "sparse-momentum", "dsr")))
+    simple = (tables.INCREMENTAL, tables.INCREMENTAL_TUNED, tables.ONESHOT)
+    layers = Column("dpf", fields=(("scope", "layer"),), name="layer by layer")
+    ahead = against(scale, "DPF, {}", DPF, others, [0.9])
+    helped = against(scale, "DPF + FT, {}", DPF_TUNED, [DPF], [0.95])
+    tuned = against(scale, "DPF + FT, {}", DPF_TUNED, simple, [0.95])
+    scopes = against(scale, "global, {}", DPF, [layers], [0.9, 0.95])
+    filters = against(scale, "DPF, {} of the filters", tables.DPF_FILTERS, _OF_FILTERS, RATIOS)
+    collapses = "" if scale.stand_in is None else _SFP
     return [
-        _compared("DPF without fine-tuning is ahead at 90 %", pairs.ahead(scale), store),
-        _compared("Fine-tuning helps DPF at 95 %", pairs.helped(scale), store),
-        _compared("Fine-tuned DPF is ahead at 95 %", pairs.finetuned(scale), store),
+        _compared("DPF without fine-tuning is ahead at 90 %", ahead, store),
+        _compared("Fine-tuning helps DPF at 95 %", helped, store),
+        _compared("Fine-tuned DPF is ahead at 95 %", tuned, store),
         _early(scale, store),
-        _compared("DPF's mask is not a lottery ticket", pairs.retrainings(scale, store), store),
+        _compared("DPF's mask is not a lottery ticket", retrainings(scale, store), store),
         _tickets(scale, store),
         _period(scale, store),
-        _compared("One threshold for all layers is ahead at high sparsity", pairs.scopes(scale), store, _SCOPES),
-        _compared(
-            "DPF is ahead of SFP when filters are pruned",
-            pairs.structured(scale),
-            store,
-            "" if scale.stand_in is None else _SFP,
-        ),
+        _compared("One threshold for all layers is ahead at high sparsity", scopes, store, _SCOPES),
+        _compared("DPF is ahead of SFP when filters are pruned", filters, store, collapses),
         _overhead(store),
         _bounds(store),
-        _compared("Beyond the paper: DPF is ahead of SET and RigL at 90 %", pairs.further(scale), store),
-        _compared("Beyond the paper: DPF with a mask at every step is ahead", pairs.every_step(scale), store),
-        _compared(
-            "Beyond the paper: DPF with a mask at every step and `settle` is ahead",
-            pairs.settled_every_step(scale),
-            store,
+    ]
+
+
+def _beyond_the_paper(scale: Scale, store: ResultStore) -> list[Claim]:
+    every_step, usual = Column("dpf", fields=often(scale)), Column("dpf", fields=rarely(scale), name="DPF, every=16")
+    settled = Column("dpf", fields=(*often(scale), ("options", ("settle=0.1",))))
+    all_three = Column("dpf", fields=(*often(scale), ("options", ("settle=0.1", "stabilize=true"))))
+    simple = (DPF, DPF_TUNED, tables.INCREMENTAL, tables.INCREMENTAL_TUNED)
+    remedies = {"settle=0.1": tables.SETTLED, "stabilize=true": tables.STABLE}
+    compared = {
+        "DPF is ahead of SET and RigL at 90 %": against(scale, "DPF, {}", DPF, [Column("set"), Column("rigl")], [0.9]),
+        "DPF with a mask at every step is ahead": against(
+            scale, "DPF, every step, {}", every_step, (usual, tables.INCREMENTAL), (0.9, 0.95)
         ),
-        _compared("Beyond the paper: at 98 % DPF with all three options is ahead", pairs.extreme(scale), store),
-        _compared("Beyond the paper: `settle` or `stabilize` is ahead", pairs.settled(scale), store),
-        _compared(
-            "Beyond the paper: DPF with `stabilize` is ahead when filters are pruned",
-            pairs.settled_filters(scale),
-            store,
-            _FILTERS,
+        "DPF with a mask at every step and `settle` is ahead": against(
+            scale, "DPF, settle=0.1, {}", settled, simple, (0.9, 0.95)
         ),
+        "at 98 % DPF with all three options is ahead": against(
+            scale, "DPF, settle=0.1, stabilize, {}", all_three, (DPF, tables.STABLE, tables.INCREMENTAL), [0.98]
+        ),
+        "`settle` or `stabilize` is ahead": [
+            pair
+            for sparsity in (0.9, 0.95, 0.98)
+            for option, remedy in remedies.items()
+            for pair in against(scale, f"DPF, {option}, {{}}", remedy, (DPF, tables.INCREMENTAL), [sparsity])
+        ],
+        "DPF with `stabilize` is ahead when filters are pruned": against(
+            scale,
+            "DPF, stabilize, {} of the filters",
+            tables.STABLE_FILTERS,
+            (tables.DPF_FILTERS, *_OF_FILTERS),
+            RATIOS,
+        ),
+    }
+    notes = {"DPF with `stabilize` is ahead when filters are pruned": _FILTERS}
+    return [
+        _compared(f"Beyond the paper: {title}", pairs, store, notes.get(title, "")) for title, pairs in compared.items()
     ]
 
 
 def _cells(scale: Scale, store: ResultStore) -> list[Cell]:
-    makers: tuple[Callable[[Scale], list[Pair]], ...] = (
-        *(pairs.ahead, pairs.further, pairs.helped, pairs.finetuned, pairs.scopes),
-        *(pairs.structured, pairs.every_step, pairs.settled_every_step, pairs.extreme),
-        *(pairs.settled, pairs.settled_filters),
-    )
-    compared = [pair for make in makers for pair in make(scale)] + pairs.retrainings(scale, store)
-    early = [scale.cell(place(scale, s)[0], "dpf", s) for s in (0.8, 0.9, 0.95)]
-    return [
-        *(cell for pair in compared for cell in (pair.ours, pair.theirs)),
-        *early,
-        *period_sparsity(scale).cells.values(),
-    ]
+    return [cell for claim in claims(scale, store) for cell in claim.cells]
 
 
-def _view(scale: Scale, store: ResultStore) -> View:
+def _content(scale: Scale, store: ResultStore) -> Content:
     found = claims(scale, store)
     summary = table(["claim", "verdict"], [[claim.title, claim.verdict] for claim in found])
     parts = [f"## {claim.title}\n\n**{claim.verdict}**\n\n{claim.evidence}" for claim in found]
     rows: list[dict[str, Any]] = [{"claim": claim.title, "verdict": claim.verdict} for claim in found]
-    return View("claims", TITLE, "\n\n".join([summary, RULE, explained(scale), *parts]), rows)
+    return "\n\n".join([summary, RULE, explained(scale), *parts]), rows, ()
 
 
 TITLE = "The paper's claims, and what was measured"
-EXPERIMENTS = (Experiment("claims", TITLE, _view, _cells, cost="shares its runs with the other items"),)
+EXPERIMENTS = (Experiment("claims", TITLE, _content, _cells, cost="shares its runs with the other items"),)

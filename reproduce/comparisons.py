@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,6 @@ from reproduce.views import accuracy
 
 _SIZE = "parameters, MACs left"
 HEAD = ("", "top-1", _SIZE, "against", "top-1", _SIZE, "difference (by seed)", "verdict")
-_CONSTANT = Column("sfp", unit="filter", fields=(("ramp_end", 0.0),), name="SFP, constant ratio")
 
 
 @dataclass(frozen=True)
@@ -44,115 +44,14 @@ def place(scale: Scale, sparsity: float) -> tuple[str, float]:
     return scale.networks(["resnet20"])[0], sparsity
 
 
-def ahead(scale: Scale) -> list[Pair]:
-    """DPF against the others at 90 %."""
-    at = place(scale, 0.9)
-    dpf = Column("dpf").cell(scale, at)
-    others = (
-        Column("oneshot", finetuned=True),
-        *(Column(method) for method in ("snip", "incremental", "sparse-momentum", "dsr")),
-    )
-    return [Pair("DPF, 90 %", dpf, other.title, other.cell(scale, at)) for other in others]
-
-
-def further(scale: Scale) -> list[Pair]:
-    """DPF against methods that the paper does not have in its tables."""
-    at = place(scale, 0.9)
-    dpf = Column("dpf").cell(scale, at)
-    return [Pair("DPF, 90 %", dpf, other.title, other.cell(scale, at)) for other in (Column("set"), Column("rigl"))]
-
-
-def helped(scale: Scale) -> list[Pair]:
-    """DPF with and without fine-tuning at 95 %."""
-    at = place(scale, 0.95)
-    plain, tuned = Column("dpf"), Column("dpf", finetuned=True)
-    return [Pair("DPF + FT, 95 %", tuned.cell(scale, at), plain.title, plain.cell(scale, at))]
-
-
-def finetuned(scale: Scale) -> list[Pair]:
-    """Fine-tuned DPF against the others at 95 %."""
-    at = place(scale, 0.95)
-    tuned = Column("dpf", finetuned=True).cell(scale, at)
-    others = (Column("incremental"), Column("incremental", finetuned=True), Column("oneshot", finetuned=True))
-    return [Pair("DPF + FT, 95 %", tuned, other.title, other.cell(scale, at)) for other in others]
-
-
-def scopes(scale: Scale) -> list[Pair]:
-    """One threshold against one for each layer."""
-    pairs = []
-    for sparsity in (0.9, 0.95):
-        network, _ = at = place(scale, sparsity)
-        layer = scale.cell(network, "dpf", sparsity, scope="layer")
-        pairs.append(Pair(f"global, {percent(sparsity)}", Column("dpf").cell(scale, at), "layer by layer", layer))
-    return pairs
-
-
-def structured(scale: Scale) -> list[Pair]:
-    """DPF against SFP on whole filters; with the ramp of the paper's comparison, and as its authors ran it."""
-    others = (Column("sfp", unit="filter"), _CONSTANT)
+def against(scale: Scale, name: str, ours: Column, others: Iterable[Column], sparsities: Iterable[float]) -> list[Pair]:
+    """Return `ours` against each of the `others` at each sparsity, which the `{}` in `name` stands for."""
     return [
-        Pair(
-            f"DPF, {percent(ratio)} of the filters",
-            Column("dpf", unit="filter").cell(scale, at),
-            other.title,
-            other.cell(scale, at),
-        )
-        for ratio in (0.2, 0.4)
-        for at in [place(scale, ratio)]
-        for other in others
-    ]
-
-
-def settled(scale: Scale) -> list[Pair]:
-    """Beyond the paper: the remedies against plain DPF and against Incremental."""
-    pairs = []
-    for sparsity in (0.9, 0.95, 0.98):
-        at = place(scale, sparsity)
-        for option in ("settle=0.1", "stabilize=true"):
-            remedy = Column("dpf", fields=(("options", (option,)),)).cell(scale, at)
-            for other in (Column("dpf"), Column("incremental")):
-                name = f"DPF, {option}, {percent(sparsity)}"
-                pairs.append(Pair(name, remedy, other.title, other.cell(scale, at)))
-    return pairs
-
-
-def every_step(scale: Scale) -> list[Pair]:
-    """Beyond the paper: masks at (nearly) every step against one every 16 steps, and against Incremental."""
-    ours, usual = Column("dpf", fields=often(scale)), Column("dpf", fields=rarely(scale), name="DPF, every=16")
-    return [
-        Pair(f"DPF, every step, {percent(sparsity)}", ours.cell(scale, at), other.title, other.cell(scale, at))
-        for sparsity in (0.9, 0.95)
-        for at in [place(scale, sparsity)]
-        for other in (usual, Column("incremental"))
-    ]
-
-
-def settled_every_step(scale: Scale) -> list[Pair]:
-    """Beyond the paper: mask updates at every step that stop before the end, against the alternatives."""
-    ours = Column("dpf", fields=(*often(scale), ("options", ("settle=0.1",))))
-    others = (
-        Column("dpf"),
-        Column("dpf", finetuned=True),
-        Column("incremental"),
-        Column("incremental", finetuned=True),
-    )
-    return [
-        Pair(f"DPF, settle=0.1, {percent(sparsity)}", ours.cell(scale, at), other.title, other.cell(scale, at))
-        for sparsity in (0.9, 0.95)
+        Pair(name.format(percent(sparsity)), ours.cell(scale, at), other.title, other.cell(scale, at))
+        for sparsity in sparsities
         for at in [place(scale, sparsity)]
         for other in others
     ]
-
-
-def extreme(scale: Scale) -> list[Pair]:
-    """Beyond the paper: at 98 %, masks at every step that settle, and bounded gradients of dead filters."""
-    network, sparsity = at = place(scale, 0.98)
-    fields = dict(often(scale))
-    remedy = scale.cell(network, "dpf", sparsity, **fields, options=("settle=0.1", "stabilize=true"))
-    stable = Column("dpf", fields=(("options", ("stabilize=true",)),), name="DPF, stabilize")
-    others = (Column("dpf"), stable, Column("incremental"))
-    name = f"DPF, settle=0.1, stabilize, {percent(sparsity)}"
-    return [Pair(name, remedy, other.title, other.cell(scale, at)) for other in others]
 
 
 def often(scale: Scale) -> tuple[tuple[str, Any], ...]:
@@ -163,27 +62,6 @@ def often(scale: Scale) -> tuple[tuple[str, Any], ...]:
 def rarely(scale: Scale) -> tuple[tuple[str, Any], ...]:
     """Return the recipe fields for a mask every 16 steps, the default at the paper's scale."""
     return () if scale.usual_period == 16 else (("every", 16),)
-
-
-def settled_filters(scale: Scale) -> list[Pair]:
-    """Beyond the paper: on whole filters, DPF with bounded gradients against plain DPF and both kinds of SFP."""
-    remedy = Column("dpf", unit="filter", fields=(("options", ("stabilize=true",)),))
-    others = (
-        Column("dpf", unit="filter"),
-        Column("sfp", unit="filter"),
-        _CONSTANT,
-    )
-    return [
-        Pair(
-            f"DPF, stabilize, {percent(ratio)} of the filters",
-            remedy.cell(scale, at),
-            other.title,
-            other.cell(scale, at),
-        )
-        for ratio in (0.2, 0.4)
-        for at in [place(scale, ratio)]
-        for other in others
-    ]
 
 
 def retrainings(scale: Scale, store: ResultStore) -> list[Pair]:

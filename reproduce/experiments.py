@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from regrow.runs.folder import write_json
 from regrow.runs.recipe import Recipe, UsageError
@@ -13,11 +14,7 @@ from regrow.text import did_you_mean
 from reproduce.results import Cell, ResultStore
 from reproduce.scales import Scale, TunedRate
 from reproduce.tuning import Choice, choose, finetuning_cells, next_rates, rate_cells, rates_tried, to_tune
-from reproduce.views import View
-
-
-def _nothing(scale: Scale, store: ResultStore) -> list[Cell]:
-    return []
+from reproduce.views import Content, View
 
 
 @dataclass(frozen=True)
@@ -26,16 +23,20 @@ class Experiment:
 
     `cells` returns the runs that the experiment needs. Some depend on the result of others (a mask, a cost), so it is
     called again until nothing is missing. `work` is for anything else, such as the search for a lottery ticket; it
-    must be resumable. `view` trains nothing.
+    must be resumable. `content` trains nothing.
     """
 
     name: str
     title: str
-    view: Callable[[Scale, ResultStore], View]
-    cells: Callable[[Scale, ResultStore], list[Cell]] = _nothing
+    content: Callable[[Scale, ResultStore], Content]
+    cells: Callable[[Scale, ResultStore], list[Cell]] = lambda scale, store: []
     work: Callable[[Scale, Path], None] | None = None
     cost: str = ""
     """The cost of `work`, as text."""
+
+    def view(self, scale: Scale, store: ResultStore) -> View:
+        """Return the view of the finished runs in `store`."""
+        return View(self.name, self.title, *self.content(scale, store))
 
 
 Train = Callable[[Sequence[Recipe], Path], None]
@@ -68,13 +69,15 @@ def show(experiment: Experiment, scale: Scale, out: Path, records: Iterable[Path
 
 def with_choices(scale: Scale, folder: Path) -> Scale:
     """Return the scale with the learning rates tuned in `folder`."""
-    path = folder / "tuning.json"
-    if not path.is_file():
-        return scale
-    rows = json.loads(path.read_text(encoding="utf-8"))
     fields = ("lr", "finetune_optimizer", "finetune_lr", "source")
+    rows = _choices(folder)
     chosen = {(row["network"], row["method"]): TunedRate(**{name: row[name] for name in fields}) for row in rows}
     return scale.changed(rates={**scale.rates, **chosen})
+
+
+def _choices(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "tuning.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
 def _complete(wanted: Callable[[ResultStore], list[Cell]], folder: Path, train: Train, tell: Tell) -> None:
@@ -98,10 +101,8 @@ def _tuned(experiment: Experiment, scale: Scale, folder: Path, train: Train, tel
         choice = _tune(scale, network, method, finetuned, folder, train)
         if choice is not None:
             choices.append(choice.as_row())
-    path = folder / "tuning.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     if choices:
-        write_json(path, [*known, *choices])
+        write_json(folder / "tuning.json", [*_choices(folder), *choices])
     return with_choices(scale, folder)
 
 

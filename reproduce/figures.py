@@ -14,43 +14,18 @@ from regrow.runs.outcomes import Summary
 from regrow.text import quantity
 from reproduce.experiments import Experiment
 from reproduce.results import Cell, ResultStore
-from reproduce.scales import Scale
-from reproduce.tables import RATIOS, REWIRING, SPARSITIES, STRUCTURED, MethodComparison, explained, places_of
-from reproduce.views import View, accuracy, as_row, dynamics, layers, number, speeds, table, tasks_of, tradeoffs
+from reproduce.scales import Place, Scale
+from reproduce.tables import RATIOS, REWIRING, SPARSITIES, STRUCTURED, compared, explained, places_of
+from reproduce.views import Content, accuracy, as_row, dynamics, layers, number, speeds, table, tasks_of
 
-_COSTS = ("accuracy-sparsity", "accuracy-parameters", "accuracy-macs")
 _WIDE = ("wrn28-2", "wrn28-4", "wrn28-8")
 _DYNAMIC = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-
-
-def _accuracy(name: str) -> Callable[[Scale], MethodComparison]:
-    def unstructured(scale: Scale) -> MethodComparison:
-        places = places_of(["cifar10-unstructured-complete"], networks=_WIDE[:1])
-        return MethodComparison(REWIRING, tuple(scale.places(places, SPARSITIES)))
-
-    def structured(scale: Scale) -> MethodComparison:
-        places = places_of(["cifar10-structured"], networks=_WIDE)
-        return MethodComparison(STRUCTURED, tuple(scale.places(places, RATIOS)))
-
-    return {"accuracy": unstructured, "structured": structured}[name]
-
-
-def _drawn(name: str) -> Experiment:
-    """Return a comparison with figures of accuracy against sparsity, parameters and MACs."""
-    make, title = _accuracy(name), TITLES[name]
-
-    def view(scale: Scale, store: ResultStore) -> View:
-        comparison = make(scale)
-        figures = tradeoffs(name, tasks_of(store, comparison.cells(scale)), _COSTS)
-        return View(name, title, comparison.text(scale, store), comparison.rows(scale, store), figures)
-
-    return Experiment(name, title, view, lambda scale, store: make(scale).cells(scale))
 
 
 def width_cells(scale: Scale) -> dict[tuple[str, float], Cell]:
     """Return DPF on networks of several widths, at sparsities that leave about the same number of weights."""
     if scale.stand_in is None:
-        places = places_of(["cifar10-unstructured-complete"], networks=_WIDE)
+        places = places_of("cifar10-unstructured-complete", networks=_WIDE)
         return {
             (network, sparsity): scale.cell(network, "dpf", sparsity) for network, sparsity in dict.fromkeys(places)
         }
@@ -66,7 +41,7 @@ def width_cells(scale: Scale) -> dict[tuple[str, float], Cell]:
     }
 
 
-def _width_view(scale: Scale, store: ResultStore) -> View:
+def _width_content(scale: Scale, store: ResultStore) -> Content:
     cells = width_cells(scale)
     found = {
         key: (store.summary(cell), store.summary(cell, "nonzeros"), store.summary(cell, "macs_kept"))
@@ -84,7 +59,7 @@ def _width_view(scale: Scale, store: ResultStore) -> View:
     ]
     text = table(["network", "pruned", "parameters left", "MACs left", "DPF"], lines)
     note = "Of two networks with the same number of remaining parameters, the wider one should be ahead."
-    return View("width", TITLES["width"], f"{text}\n\n{note} {explained(scale)}", rows, _width_figure(rows))
+    return f"{text}\n\n{note} {explained(scale)}", rows, _width_figure(rows)
 
 
 def _width_figure(rows: list[dict[str, Any]]) -> tuple[Figure, ...]:
@@ -122,18 +97,18 @@ def _moving(scale: Scale) -> dict[tuple[str, str, float], Cell]:
     }
 
 
-def _dynamics_view(scale: Scale, store: ResultStore) -> View:
+def _dynamics_content(scale: Scale, store: ResultStore) -> Content:
     rows, lines = [], []
     for (network, method, sparsity), cell in _moving(scale).items():
         settled = settling(store, cell)
         rows.append({"network": network, "method": method, "sparsity": sparsity, "scale": scale.name, **settled})
         shares = settled["still_changing"]
-        said = [_share(shares, part) for part in (0.25, 0.5, 0.75)]
+        said = [share(shares, part) for part in (0.25, 0.5, 0.75)]
         lines.append([network, method, percent(sparsity), *said])
     head = ["network", "method", "pruned", "still changing after 25 %", "after 50 %", "after 75 % of training"]
     note = "Fraction of mask elements that change after that. The paper: 5 % after epoch 157 of 200 at 95 %."
     figures = dynamics("dynamics", tasks_of(store, _moving(scale).values()))
-    return View("dynamics", TITLES["dynamics"], f"{table(head, lines)}\n\n{note} {explained(scale)}", rows, figures)
+    return f"{table(head, lines)}\n\n{note} {explained(scale)}", rows, figures
 
 
 def settling(store: ResultStore, cell: Cell) -> dict[str, Any]:
@@ -145,29 +120,29 @@ def settling(store: ResultStore, cell: Cell) -> dict[str, Any]:
     return {"still_changing": means, "seeds": len(curves)}
 
 
-def _share(curve: list[float], part: float) -> str:
+def share(curve: list[float], part: float) -> str:
+    """Return the fraction that still changes after this part of training."""
     return "not run" if not curve else f"{100 * curve[round(part * (len(curve) - 1))]:.2g} %"
 
 
-def _filters(scale: Scale) -> list[Cell]:
+def _filters(scale: Scale) -> dict[Place, Cell]:
     places = scale.places([("wrn28-2", ratio) for ratio in (0.4, 0.5, 0.6, 0.7, 0.8)], RATIOS)
-    return [scale.cell(network, "dpf", sparsity, unit="filter") for network, sparsity in places]
+    return {(network, sparsity): scale.cell(network, "dpf", sparsity, unit="filter") for network, sparsity in places}
 
 
-def _layers_view(scale: Scale, store: ResultStore) -> View:
+def _layers_content(scale: Scale, store: ResultStore) -> Content:
     rows, lines = [], []
-    for cell in _filters(scale):
+    for (_, sparsity), cell in _filters(scale).items():
         for outcome in store.outcomes(cell)[:1]:
             last: dict[str, float] = outcome.records[-1]["layers"] if outcome.records else {}
-            sparsity = float(cell.recipes[0].sparsity)
             rows += [{"sparsity": sparsity, "layer": layer, "pruned": share} for layer, share in last.items()]
             lines += [
                 [percent(sparsity), layer.removesuffix(".weight"), percent(round(share, 4))]
                 for layer, share in last.items()
             ]
     text = table(["filters pruned", "layer", "weights pruned"], lines) if lines else "Not run."
-    figures = layers("layers", tasks_of(store, _filters(scale)))
-    return View("layers", TITLES["layers"], f"{text}\n\nOf the first seed. {explained(scale)}", rows, figures)
+    figures = layers("layers", tasks_of(store, _filters(scale).values()))
+    return f"{text}\n\nOf the first seed. {explained(scale)}", rows, figures
 
 
 def _overhead(scale: Scale) -> dict[str, Cell]:
@@ -175,7 +150,7 @@ def _overhead(scale: Scale) -> dict[str, Cell]:
     return {method: scale.cell(network, method, sparsity) for method in ("dense", "dpf")}
 
 
-def _overhead_view(scale: Scale, store: ResultStore) -> View:
+def _overhead_content(scale: Scale, store: ResultStore) -> Content:
     cells = _overhead(scale)
     found = {method: _speed(store, cell) for method, cell in cells.items()}
     dense = found["dense"]
@@ -191,7 +166,7 @@ def _overhead_view(scale: Scale, store: ResultStore) -> View:
         "ResNet-50, with and without DPF at 80 %."
     )
     figures = (*speeds("overhead", tasks_of(store, cells.values())), *_time_figure(store, cells))
-    return View("overhead", TITLES["overhead"], f"{text}\n\n{note}", rows, figures)
+    return f"{text}\n\n{note}", rows, figures
 
 
 def _time_figure(store: ResultStore, cells: Mapping[str, Cell]) -> tuple[Figure, ...]:
@@ -218,6 +193,7 @@ def _time_figure(store: ResultStore, cells: Mapping[str, Cell]) -> tuple[Figure,
 def _over_time(store: ResultStore, cell: Cell) -> list[tuple[float, float]]:
     """Return hours and accuracy after every epoch, mean over seeds."""
     curves = [outcome.records for outcome in store.outcomes(cell) if outcome.records]
+    curves = [epochs for epochs in curves if "seconds" in epochs[0]]  # older records have no times
     found, seconds = [], 0.0
     for epochs in zip(*curves, strict=False):
         seconds += fmean(epoch["seconds"] for epoch in epochs)
@@ -246,7 +222,7 @@ def _compressed(scale: Scale) -> dict[str, Cell]:
     return {**cells, "DPF, 90 %, soft threshold": soft, **others}
 
 
-def _compressors_view(scale: Scale, store: ResultStore) -> View:
+def _compressors_content(scale: Scale, store: ResultStore) -> Content:
     cells = _compressed(scale)
     rows = [
         {"compressor": words, "scale": scale.name, "delta": (error := store.summary(cell, "delta")) and error.mean}
@@ -261,24 +237,13 @@ def _compressors_view(scale: Scale, store: ResultStore) -> View:
         "Section 4 holds for any compressor: the gradient at C(w) updates w. All train with DPF's learning rate. "
         "Bits count the levels of a weight, not the size of a file. The paper has no numbers for them."
     )
-    return View("compressors", TITLES["compressors"], f"{text}\n\n{note} Ours: {scale.about}.", rows)
+    return f"{text}\n\n{note} Ours: {scale.about}.", rows, ()
 
 
 def _speed(store: ResultStore, cell: Cell) -> Summary | None:
     found = [outcome.run.images_per_second for outcome in store.outcomes(cell)]
     known = [speed for speed in found if speed is not None]
     return Summary.of(known) if known else None
-
-
-TITLES = {
-    "accuracy": "Accuracy against sparsity, parameters and MACs, unstructured",
-    "structured": "Accuracy against sparsity, parameters and MACs, whole filters",
-    "width": "Width as architecture search: DPF on networks of several widths",
-    "dynamics": "How masks move: last changes, δ, flips and overlap, DPF and Incremental",
-    "layers": "The sparsity of every layer when whole filters are pruned",
-    "overhead": "What DPF costs in time: speed, and accuracy against time",
-    "compressors": "Beyond the paper: feedback from other compressors",
-}
 
 
 _PAPER_SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -299,9 +264,7 @@ def period_sparsity(scale: Scale) -> HeatMap:
         for network, sparsity in places
         for period in scale.periods
     }
-    return HeatMap(
-        "period-sparsity", _HEAT_MAPS["period-sparsity"], "pruned", "steps between masks", cells, relative=True
-    )
+    return HeatMap("pruned", "steps between masks", cells, relative=True)
 
 
 def period_batch(scale: Scale) -> HeatMap:
@@ -313,7 +276,7 @@ def period_batch(scale: Scale) -> HeatMap:
         for period in scale.periods
         if period <= 64
     }
-    return HeatMap("period-batch", _HEAT_MAPS["period-batch"], "batch", "steps between masks", cells)
+    return HeatMap("batch", "steps between masks", cells)
 
 
 def scope(scale: Scale) -> HeatMap:
@@ -324,33 +287,22 @@ def scope(scale: Scale) -> HeatMap:
         for words, chosen in (("one for all layers", None), ("one for each layer", "layer"))
         for network, sparsity in places
     }
-    return HeatMap("scope", _HEAT_MAPS["scope"], "threshold", "pruned", cells)
+    return HeatMap("threshold", "pruned", cells)
 
 
-_HEAT_MAPS = {
-    "period-sparsity": "Steps between masks and sparsity",
-    "period-batch": "Steps between masks and batch size, 80 % pruned",
-    "scope": "One threshold for all layers, or one for each",
-}
-
-
-def _heat_map(name: str) -> Experiment:
-    make = {"period-sparsity": period_sparsity, "period-batch": period_batch, "scope": scope}[name]
-
-    def view(scale: Scale, store: ResultStore) -> View:
+def _heat_map(name: str, title: str, make: Callable[[Scale], HeatMap]) -> Experiment:
+    def content(scale: Scale, store: ResultStore) -> Content:
         heat = make(scale)
         text = f"{heat.text(store)}\n\n{explained(scale)} The paper prints these as pictures, without numbers."
-        return View(name, heat.title, text, heat.rows(store), heat.figures(store))
+        return text, heat.rows(store), heat.figures(store, name, title)
 
-    return Experiment(name, _HEAT_MAPS[name], view, lambda scale, store: list(make(scale).cells.values()))
+    return Experiment(name, title, content, lambda scale, store: list(make(scale).cells.values()))
 
 
 @dataclass(frozen=True)
 class HeatMap:
     """Accuracy for two settings, as a table and as a heat map; cells are named by row and column."""
 
-    name: str
-    title: str
     row: str
     column: str
     cells: Mapping[tuple[str, str], Cell]
@@ -379,17 +331,17 @@ class HeatMap:
             for (row, column), cell in self.cells.items()
         ]
 
-    def figures(self, store: ResultStore) -> tuple[Figure, ...]:
+    def figures(self, store: ResultStore, name: str, title: str) -> tuple[Figure, ...]:
         """Return the heat map of finished runs; empty if there are fewer than two or the packages are missing."""
         points = self._points(store)
         if len(points) < 2 or not can_draw():
             return ()
         said = "; ".join(f"{point['row']}, {point['column']}: {point['text']}" for point in points)
-        description = f"{self.title}. {said}."
+        description = f"{title}. {said}."
         chart = _chart(self, points).properties(description=description)
         shown = "the distance to the best of its row" if self.relative else "top-1 accuracy"
         caption = f"Colors: {shown}, percent. Fields without a run are empty."
-        return (Figure(self.name, self.title, caption, description, finish(chart, points, height=40 * len(self.down))),)
+        return (Figure(name, title, caption, description, finish(chart, points, height=40 * len(self.down))),)
 
     def _points(self, store: ResultStore) -> list[dict[str, Any]]:
         found = {key: summary for key, cell in self.cells.items() if (summary := store.summary(cell)) is not None}
@@ -413,18 +365,32 @@ def _chart(heat: HeatMap, points: Sequence[Mapping[str, Any]]) -> Any:
     return alt.layer(base.mark_rect().encode(color=color), base.mark_text().encode(text="text:N", color=dark))
 
 
+TITLES = {
+    "width": "Width as architecture search: DPF on networks of several widths",
+    "dynamics": "How masks move: last changes, δ, flips and overlap, DPF and Incremental",
+    "layers": "The sparsity of every layer when whole filters are pruned",
+    "overhead": "What DPF costs in time: speed, and accuracy against time",
+    "compressors": "Beyond the paper: feedback from other compressors",
+}
+
+
+def _experiment(
+    name: str,
+    content: Callable[[Scale, ResultStore], Content],
+    cells: Callable[[Scale], Mapping[Any, Cell]],
+) -> Experiment:
+    return Experiment(name, TITLES[name], content, lambda scale, store: list(cells(scale).values()))
+
+
 EXPERIMENTS = (
-    _drawn("accuracy"),
-    _drawn("structured"),
-    Experiment("width", TITLES["width"], _width_view, lambda scale, store: list(width_cells(scale).values())),
-    Experiment("dynamics", TITLES["dynamics"], _dynamics_view, lambda scale, store: list(_moving(scale).values())),
-    Experiment("layers", TITLES["layers"], _layers_view, lambda scale, store: _filters(scale)),
-    Experiment("overhead", TITLES["overhead"], _overhead_view, lambda scale, store: list(_overhead(scale).values())),
-    Experiment(
-        "compressors",
-        TITLES["compressors"],
-        _compressors_view,
-        lambda scale, store: list(_compressed(scale).values()),
-    ),
-    *map(_heat_map, _HEAT_MAPS),
+    compared("accuracy", REWIRING, "cifar10-unstructured-complete", SPARSITIES, _WIDE[:1], drawn=True),
+    compared("structured", STRUCTURED, "cifar10-structured", RATIOS, _WIDE, drawn=True),
+    _experiment("width", _width_content, width_cells),
+    _experiment("dynamics", _dynamics_content, _moving),
+    _experiment("layers", _layers_content, _filters),
+    _experiment("overhead", _overhead_content, _overhead),
+    _experiment("compressors", _compressors_content, _compressed),
+    _heat_map("period-sparsity", "Steps between masks and sparsity", period_sparsity),
+    _heat_map("period-batch", "Steps between masks and batch size, 80 % pruned", period_batch),
+    _heat_map("scope", "One threshold for all layers, or one for each", scope),
 )

@@ -29,7 +29,7 @@ from reproduce.experiments import Experiment
 from reproduce.results import Cell, ResultStore, mask_name, same_mask
 from reproduce.scales import Place, Scale
 from reproduce.tables import explained
-from reproduce.views import NOT_RUN, View, accuracy, as_row, table
+from reproduce.views import NOT_RUN, Content, accuracy, as_row, table
 
 FRESH = 1000
 """Added to the seed of a run for new initial weights."""
@@ -100,20 +100,13 @@ def tickets(scale: Scale) -> list[Ticket]:
 
 def _cells(unit: str) -> Callable[[Scale, ResultStore], list[Cell]]:
     def cells(scale: Scale, store: ResultStore) -> list[Cell]:
-        found = [found_by(scale, place, unit) for place in places(scale, unit)]
-        again = [
-            retrained(scale, store, place, unit, kind, budget)
-            for place in places(scale, unit)
-            for budget in _budgets(unit)
-            for kind in _KINDS
-        ]
-        return [*found, *again]
+        return [cell for place in places(scale, unit) for cell in _trainings(scale, store, place, unit).values()]
 
     return cells
 
 
-def _view(name: str, unit: str) -> Callable[[Scale, ResultStore], View]:
-    def view(scale: Scale, store: ResultStore) -> View:
+def _content(unit: str) -> Callable[[Scale, ResultStore], Content]:
+    def content(scale: Scale, store: ResultStore) -> Content:
         rows = [row for place in places(scale, unit) for row in _rows(scale, store, place, unit)]
         head = ["pruned", "DPF", *(f"{kind}, {budget}" for budget in _budgets(unit) for kind in _KINDS)]
         lines = []
@@ -126,17 +119,22 @@ def _view(name: str, unit: str) -> Callable[[Scale, ResultStore], View]:
             searched, more = _search_table(scale, store)
             text, rows = f"{text}\n\n{searched}", [*rows, *more]
         plain = [{key: value for key, value in row.items() if key != "text"} for row in rows]
-        return View(name, TITLES[name], f"{text}\n\n{explained(scale)}", plain)
+        return f"{text}\n\n{explained(scale)}", plain, ()
 
-    return view
+    return content
 
 
-def _rows(scale: Scale, store: ResultStore, place: Place, unit: str) -> list[dict[str, Any]]:
-    cells = {("DPF", ""): found_by(scale, place, unit)} | {
+def _trainings(scale: Scale, store: ResultStore, place: Place, unit: str) -> dict[tuple[str, str], Cell]:
+    """Return DPF and the trainings of its mask, by initial weights and budget."""
+    return {("DPF", ""): found_by(scale, place, unit)} | {
         (kind, budget): retrained(scale, store, place, unit, kind, budget)
         for budget in _budgets(unit)
         for kind in _KINDS
     }
+
+
+def _rows(scale: Scale, store: ResultStore, place: Place, unit: str) -> list[dict[str, Any]]:
+    cells = _trainings(scale, store, place, unit)
     return [
         {
             "network": place[0],
@@ -222,24 +220,19 @@ def _budgets(unit: str) -> tuple[Budget, ...]:
 
 _KINDS: tuple[Kind, ...] = ("own weights", "fresh weights")
 
-TITLES = {
-    "lottery": "DPF's masks are not lottery tickets: training them again, and the search for tickets",
-    "lottery-structured": "DPF's masks of whole filters are not lottery tickets",
-}
-
 EXPERIMENTS = (
     Experiment(
         name="lottery",
-        title=TITLES["lottery"],
-        view=_view("lottery", "weight"),
+        title="DPF's masks are not lottery tickets: training them again, and the search for tickets",
+        content=_content("weight"),
         cells=_cells("weight"),
         work=_search,
         cost="then four trainings for each mask and one search (12 trainings to 90 %, 22 to 99 %) for each seed",
     ),
     Experiment(
         name="lottery-structured",
-        title=TITLES["lottery-structured"],
-        view=_view("lottery-structured", "filter"),
+        title="DPF's masks of whole filters are not lottery tickets",
+        content=_content("filter"),
         cells=_cells("filter"),
         cost="then two trainings for each mask",
     ),

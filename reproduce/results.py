@@ -22,6 +22,10 @@ class Cell:
     finetuned: bool = False
 
 
+Address = tuple[str, bool]
+"""Key of a recipe, and whether the result is that after fine-tuning."""
+
+
 class ResultStore:
     """Finished runs from run folders and result files, found by their recipes.
 
@@ -31,16 +35,15 @@ class ResultStore:
 
     def __init__(self, runs: Iterable[Run] = (), paths: Sequence[Path] = ()) -> None:
         self.paths = tuple(paths)
-        self._outcomes: dict[tuple[str, bool], Outcome] = {}
-        self._diverged: set[tuple[str, bool]] = set()
+        self._outcomes: dict[Address, Outcome] = {}
+        self._diverged: set[Address] = set()
         # For the result of training, prefer a run without fine-tuning.
         for run in sorted(runs, key=lambda run: run.recipe.finetune_epochs > 0):
             for outcome in outcomes_of(run):
                 if outcome.diverged:
-                    self._diverged.add((_address(run.recipe, outcome.finetuned), outcome.finetuned))
-                if run.result is None:
-                    continue
-                self._outcomes.setdefault((_address(run.recipe, outcome.finetuned), outcome.finetuned), outcome)
+                    self._diverged.add(_address(run.recipe, outcome.finetuned))
+                if run.result is not None:
+                    self._outcomes.setdefault(_address(run.recipe, outcome.finetuned), outcome)
 
     @classmethod
     def read(cls, paths: Iterable[Path]) -> ResultStore:
@@ -57,13 +60,11 @@ class ResultStore:
 
     def outcome(self, recipe: Recipe, *, finetuned: bool = False) -> Outcome | None:
         """Return the outcome of `recipe`, or None if there is no finished run."""
-        if not self._outcomes:
-            return None
-        return self._outcomes.get((_address(recipe, finetuned), finetuned))
+        return self._outcomes.get(_address(recipe, finetuned)) if self._outcomes else None
 
     def diverged(self, cell: Cell) -> int:
         """Return how many runs of `cell` diverged and have not been run to their end since."""
-        addresses = [(_address(recipe, cell.finetuned), cell.finetuned) for recipe in cell.recipes if self._diverged]
+        addresses = [_address(recipe, cell.finetuned) for recipe in cell.recipes if self._diverged]
         return sum(address in self._diverged and address not in self._outcomes for address in addresses)
 
     def outcomes(self, cell: Cell) -> list[Outcome]:
@@ -89,7 +90,7 @@ class ResultStore:
         return {
             getattr(outcome.run.recipe, field): outcome
             for outcome in self._outcomes.values()
-            if outcome.finetuned == finetuned and _address(outcome.run.recipe.changed(**blank), finetuned) == wanted
+            if _address(outcome.run.recipe.changed(**blank), outcome.finetuned) == wanted
         }
 
     def runs(self, cells: Iterable[Cell]) -> list[Run]:
@@ -102,15 +103,15 @@ class ResultStore:
 
         Diverged runs are left out, because they would diverge again.
         """
-        wanted: dict[tuple[str, bool], Recipe] = {}
+        wanted: dict[Address, Recipe] = {}
         for cell in sorted(cells, key=lambda cell: not cell.finetuned):
             for recipe in cell.recipes:
-                address = _address(recipe, cell.finetuned), cell.finetuned
+                address = _address(recipe, cell.finetuned)
                 if address in self._outcomes or address in self._diverged:
                     continue
                 if address not in wanted:
                     wanted[address] = recipe
-                    wanted.setdefault((_address(recipe, False), False), recipe)
+                    wanted.setdefault(_address(recipe, False), recipe)
         return list({recipe.key(): recipe for recipe in wanted.values()}.values())
 
     def file(self, name: str) -> Path | None:
@@ -140,8 +141,8 @@ def portable(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _address(recipe: Recipe, finetuned: bool) -> str:
-    return identity(portable(recipe), finetuned=finetuned).key()
+def _address(recipe: Recipe, finetuned: bool) -> Address:
+    return identity(portable(recipe), finetuned=finetuned).key(), finetuned
 
 
 Verdict = Literal["ahead", "behind", "level", "two machines", "other size", "other mask", "one seed", "not run"]

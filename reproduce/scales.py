@@ -1,4 +1,4 @@
-"""Sizes of the experiments (paper, cpu, small, digits, smoke) and their tuned learning rates."""
+"""Sizes of the experiments and their tuned learning rates."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any, Literal
 from regrow.runs.recipe import Device, Recipe, UsageError, load_recipe
 from regrow.text import did_you_mean
 from reproduce.results import Cell
+
+ScaleName = Literal["paper", "cpu", "small", "jpeg", "digits", "smoke"]
 
 Place = tuple[str, float]
 """A network, by the name it has in `regrow`, and a sparsity."""
@@ -87,12 +89,10 @@ class Scale:
         """Return the runs behind one number: a training for each seed."""
         if finetuned:
             rate = rate_of(self.rates, network, method)
-            tuned = (
-                {}
-                if rate is None or rate.finetune_lr is None
-                else _finetuning(rate.finetune_optimizer, rate.finetune_lr)
-            )
-            fields = {"finetune_epochs": self.finetune_epochs, **tuned, **fields}
+            tuned: dict[str, Any] = {"finetune_epochs": self.finetune_epochs}
+            if rate is not None and rate.finetune_lr is not None:
+                tuned |= {"finetune_optimizer": rate.finetune_optimizer or "sgd", "finetune_lr": rate.finetune_lr}
+            fields = {**tuned, **fields}
         recipe = self.recipe(network, method, sparsity, **fields)
         return Cell(tuple(recipe.changed(seed=seed) for seed in self.seeds), finetuned)
 
@@ -117,7 +117,7 @@ def published_recipe(network: str) -> Recipe:
 
 
 def find_scale(name: str) -> Scale:
-    """Return the scale paper, cpu, small, digits or smoke.
+    """Return a scale by name.
 
     >>> find_scale("cpu").stand_in.model
     'resnet20'
@@ -224,10 +224,6 @@ def _smoke() -> Scale:
         batches=(16, 32),
         minutes=0.01,
     )
-
-
-def _finetuning(optimizer: str | None, lr: float) -> dict[str, Any]:
-    return {"finetune_optimizer": optimizer or "sgd", "finetune_lr": lr}
 
 
 # Without their own learning rate, these use that of the method they start from or are a variant of.

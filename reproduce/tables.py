@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from regrow.report import published
@@ -12,7 +12,7 @@ from regrow.text import quantity
 from reproduce.experiments import Experiment
 from reproduce.results import Cell, ResultStore
 from reproduce.scales import Place, Scale, published_recipe
-from reproduce.views import NOT_RUN, View, accuracy, as_row, number, table
+from reproduce.views import NOT_RUN, Content, accuracy, as_row, number, table, tasks_of, tradeoffs
 
 
 @dataclass(frozen=True)
@@ -99,18 +99,9 @@ class MethodComparison:
 
 def in_print(network: str, column: Column, sparsity: float) -> Published | None:
     """Return the paper's accuracy, whose mean is None if it did not converge; None if not reported."""
-    rows = [row for name in published.TABLES for row in published.table(name) if row.network == network]
-    rows = [row for row in rows if row.source == "paper" and row.unit == column.unit]
-    if column.method == "dense":
-        means = [row for row in rows if row.dense_mean is not None]
-        return Published(means[0].dense_mean, means[0].dense_std) if means else None
     if column.fields and not column.printed:
         return None
-    wanted = (method_title(column.method), sparsity, column.finetuned)
-    for row in rows:
-        if (row.method, row.sparsity, row.fine_tuned) == wanted and (row.mean is not None or row.outcome == "diverged"):
-            return Published(row.mean, row.std)
-    return None
+    return published.reported(network, column.method, sparsity, column.finetuned, column.unit, own=True)
 
 
 def explained(scale: Scale, paper: str = "") -> str:
@@ -156,9 +147,9 @@ def _updates(store: ResultStore, cell: Cell) -> int | None:
     return None if updates is None else round(updates.mean)
 
 
-def places_of(names: Iterable[str], *, networks: Sequence[str] | None = None) -> list[Place]:
-    """Return the networks and sparsities of published tables, in the paper's order."""
-    rows = [row for name in names for row in published.table(name)]
+def places_of(name: str, *, networks: Sequence[str] | None = None) -> list[Place]:
+    """Return the networks and sparsities of a published table, in the paper's order."""
+    rows = published.table(name)
     return [(row.network, row.sparsity) for row in rows if networks is None or row.network in networks]
 
 
@@ -168,59 +159,52 @@ def printed(network: str, column: Column, sparsity: float) -> str:
     return "–" if found is None else str(found)
 
 
-REWIRING = (DENSE, Column("snip"), Column("sparse-momentum"), Column("dsr"), Column("dpf"))
-SIMPLE = (
-    DENSE,
-    Column("oneshot", finetuned=True),
-    Column("incremental"),
-    Column("incremental", finetuned=True),
-    Column("dpf"),
-    Column("dpf", finetuned=True),
-)
-STRUCTURED = (Column("dense", unit="filter"), Column("sfp", unit="filter"), Column("dpf", unit="filter"))
+DPF, DPF_TUNED = Column("dpf"), Column("dpf", finetuned=True)
+INCREMENTAL, INCREMENTAL_TUNED = Column("incremental"), Column("incremental", finetuned=True)
+ONESHOT = Column("oneshot", finetuned=True)
+SETTLED = Column("dpf", fields=(("options", ("settle=0.1",)),), name="DPF, settle=0.1")
+STABLE = Column("dpf", fields=(("options", ("stabilize=true",)),), name="DPF, stabilize")
+DPF_FILTERS, SFP = Column("dpf", unit="filter"), Column("sfp", unit="filter")
+STABLE_FILTERS = replace(STABLE, unit="filter")
+SFP_CONSTANT = replace(SFP, fields=(("ramp_end", 0.0),), name="SFP, constant ratio")
+
+REWIRING = (DENSE, Column("snip"), Column("sparse-momentum"), Column("dsr"), DPF)
+SIMPLE = (DENSE, ONESHOT, INCREMENTAL, INCREMENTAL_TUNED, DPF, DPF_TUNED)
+STRUCTURED = (Column("dense", unit="filter"), SFP, DPF_FILTERS)
 EVERY_METHOD = (
     *(DENSE, Column("static"), Column("snip"), Column("set"), Column("dsr"), Column("sparse-momentum")),
     *(Column("rigl"), Column("granet"), Column("acdc")),
-    *SIMPLE[1:],
-    Column("dpf", fields=(("options", ("settle=0.1",)),), name="DPF, settle=0.1"),
+    *(*SIMPLE[1:], SETTLED),
 )
-STEADY = (
-    Column("incremental"),
-    Column("dpf"),
-    Column("dpf", fields=(("options", ("settle=0.1",)),), name="DPF, settle=0.1"),
-    Column("dpf", fields=(("options", ("stabilize=true",)),), name="DPF, stabilize"),
-    Column("dpf", finetuned=True),
-)
-STEADY_FILTERS = (
-    *STRUCTURED,
-    Column("dpf", unit="filter", fields=(("options", ("stabilize=true",)),), name="DPF, stabilize"),
-    Column("sfp", unit="filter", fields=(("ramp_end", 0.0),), name="SFP, constant ratio"),
-)
+STEADY = (INCREMENTAL, DPF, SETTLED, STABLE, DPF_TUNED)
+STEADY_FILTERS = (*STRUCTURED, STABLE_FILTERS, SFP_CONSTANT)
 SPARSITIES = (0.8, 0.9, 0.95)
 RATIOS = (0.2, 0.4)
 
 
-def _compared(
+def compared(
     name: str,
-    title: str,
     columns: tuple[Column, ...],
-    of: Iterable[str],
+    of: str,
     instead: tuple[float, ...],
-    networks: tuple[str, ...] | None = None,
+    networks: Sequence[str] | None = None,
+    *,
+    drawn: bool = False,
 ) -> Experiment:
-    """Return a table of methods at the places of published tables; at a small scale, at the sparsities `instead`."""
+    """Return a table of methods at the places of the published table `of`; at a small scale, at sparsities `instead`.
+
+    With `drawn`, it has figures of accuracy against sparsity, parameters and MACs.
+    """
 
     def comparison(scale: Scale) -> MethodComparison:
         return MethodComparison(columns, tuple(scale.places(places_of(of, networks=networks), instead)))
 
-    return Experiment(
-        name=name,
-        title=title,
-        cells=lambda scale, store: comparison(scale).cells(scale),
-        view=lambda scale, store: View(
-            name, title, comparison(scale).text(scale, store), comparison(scale).rows(scale, store)
-        ),
-    )
+    def content(scale: Scale, store: ResultStore) -> Content:
+        found = comparison(scale)
+        figures = tradeoffs(name, tasks_of(store, found.cells(scale))) if drawn else ()
+        return found.text(scale, store), found.rows(scale, store), figures
+
+    return Experiment(name, TITLES[name], content, lambda scale, store: comparison(scale).cells(scale))
 
 
 def _macs_cells(scale: Scale, store: ResultStore) -> list[Cell]:
@@ -228,7 +212,7 @@ def _macs_cells(scale: Scale, store: ResultStore) -> list[Cell]:
 
 
 def _macs_grid(scale: Scale) -> dict[float, dict[str, Cell]]:
-    places = scale.places(places_of(["macs"]), SPARSITIES)
+    places = scale.places(places_of("macs"), SPARSITIES)
     return {
         sparsity: {
             "global": scale.cell(network, "dpf", sparsity),
@@ -238,7 +222,7 @@ def _macs_grid(scale: Scale) -> dict[float, dict[str, Cell]]:
     }
 
 
-def _macs_view(scale: Scale, store: ResultStore) -> View:
+def _macs_content(scale: Scale, store: ResultStore) -> Content:
     grid = _macs_grid(scale)
     printed = {(row.sparsity, row.scope): row.macs for row in published.table("macs")}
     rows: list[dict[str, Any]] = []
@@ -252,7 +236,7 @@ def _macs_view(scale: Scale, store: ResultStore) -> View:
     note = (
         "Multiply-accumulates per image in the paper's convention: convolutions, batch norm, ReLU and the last layer."
     )
-    return View("table5", TITLES["table5"], f"{text}\n\n{note} {explained(scale)}", rows)
+    return f"{text}\n\n{note} {explained(scale)}", rows, ()
 
 
 def _millions(count: float | None) -> str:
@@ -271,7 +255,7 @@ def _imagenet(scale: Scale) -> MethodComparison:
     return MethodComparison(columns, tuple(scale.places([("resnet50", 0.8), ("resnet50", 0.9)], (0.8, 0.9))))
 
 
-def _imagenet_view(scale: Scale, store: ResultStore) -> View:
+def _imagenet_content(scale: Scale, store: ResultStore) -> Content:
     comparison = _imagenet(scale)
     lines, rows = [], []
     for place in comparison.places:
@@ -302,7 +286,7 @@ def _imagenet_view(scale: Scale, store: ResultStore) -> View:
             )
     head = ["pruned", "method", "top-1", "top-5", "paper, ResNet-50 on ImageNet", "parameters left"]
     note = explained(scale, "ResNet-50 on ImageNet, 90 epochs; its numbers for DSR and one for Incremental are others'")
-    return View("table3", TITLES["table3"], f"{table(head, lines)}\n\n{note}", rows)
+    return f"{table(head, lines)}\n\n{note}", rows, ()
 
 
 TITLES = {
@@ -312,21 +296,21 @@ TITLES = {
     "table4": "Table 4: unstructured, at all sparsities",
     "table5": "Table 5: multiplications left by one threshold and by one for each layer",
     "table6": "Table 6: whole filters, against SFP",
+    "accuracy": "Accuracy against sparsity, parameters and MACs, unstructured",
+    "structured": "Accuracy against sparsity, parameters and MACs, whole filters",
     "methods": "Beyond the paper: every method on one network",
     "steady": "Beyond the paper: letting the mask settle, bounding the gradient of dead filters",
     "steady-filters": "Beyond the paper: whole filters, with the gradient of dead ones bounded; SFP without a ramp",
 }
 
 EXPERIMENTS = (
-    _compared("table1", TITLES["table1"], REWIRING, ["cifar10-unstructured"], SPARSITIES[1:]),
-    _compared("table2", TITLES["table2"], SIMPLE, ["cifar10-finetuned"], SPARSITIES),
-    Experiment("table3", TITLES["table3"], _imagenet_view, lambda scale, store: _imagenet(scale).cells(scale)),
-    _compared("table4", TITLES["table4"], REWIRING, ["cifar10-unstructured-complete"], SPARSITIES),
-    Experiment("table5", TITLES["table5"], _macs_view, _macs_cells),
-    _compared("table6", TITLES["table6"], STRUCTURED, ["cifar10-structured"], RATIOS),
-    _compared("methods", TITLES["methods"], EVERY_METHOD, ["cifar10-finetuned"], SPARSITIES, ("resnet20",)),
-    _compared("steady", TITLES["steady"], STEADY, ["cifar10-finetuned"], (0.9, 0.95, 0.98), ("resnet20",)),
-    _compared(
-        "steady-filters", TITLES["steady-filters"], STEADY_FILTERS, ["cifar10-structured"], RATIOS, ("resnet20",)
-    ),
+    compared("table1", REWIRING, "cifar10-unstructured", SPARSITIES[1:]),
+    compared("table2", SIMPLE, "cifar10-finetuned", SPARSITIES),
+    Experiment("table3", TITLES["table3"], _imagenet_content, lambda scale, store: _imagenet(scale).cells(scale)),
+    compared("table4", REWIRING, "cifar10-unstructured-complete", SPARSITIES),
+    Experiment("table5", TITLES["table5"], _macs_content, _macs_cells),
+    compared("table6", STRUCTURED, "cifar10-structured", RATIOS),
+    compared("methods", EVERY_METHOD, "cifar10-finetuned", SPARSITIES, ["resnet20"]),
+    compared("steady", STEADY, "cifar10-finetuned", (0.9, 0.95, 0.98), ["resnet20"]),
+    compared("steady-filters", STEADY_FILTERS, "cifar10-structured", RATIOS, ["resnet20"]),
 )

@@ -87,37 +87,23 @@ def best_rate(tried: Mapping[float, float | None]) -> float | None:
 
 def rates_tried(scale: Scale, store: ResultStore, network: str, method: str) -> dict[float, float | None]:
     """Return the held-out accuracy of every learning rate with a finished run."""
-    finetuned = method == "oneshot"  # always used with fine-tuning
-    fields = {"finetune_epochs": scale.finetune_epochs} if finetuned else {}
-    recipe = tuning_recipe(scale, network, method, **fields)
-    found = store.varying(recipe, "lr", finetuned=finetuned)
+    [cell] = rate_cells(scale, network, method, scale.grid[:1])  # of any rate: `varying` finds the others
+    found = store.varying(cell.recipes[0], "lr", finetuned=cell.finetuned)
     return {lr: outcome.final["top1"] for lr, outcome in sorted(found.items())}
 
 
 def rate_cells(scale: Scale, network: str, method: str, rates: Iterable[float]) -> list[Cell]:
     """Return the tuning runs for some learning rates."""
-    finetuned = method == "oneshot"
+    finetuned = method == "oneshot"  # always used with fine-tuning
     fields = {"finetune_epochs": scale.finetune_epochs} if finetuned else {}
     return [Cell((tuning_recipe(scale, network, method, lr=lr, **fields),), finetuned) for lr in rates]
 
 
 def finetuning_cells(scale: Scale, network: str, method: str, lr: float) -> dict[str, Cell]:
     """Return the tuning runs for the candidates of fine-tuning, after training with `lr`."""
+    recipe = tuning_recipe(scale, network, method, lr=lr, finetune_epochs=scale.finetune_epochs)
     return {
-        f"{optimizer} {rate:g}": Cell(
-            (
-                tuning_recipe(
-                    scale,
-                    network,
-                    method,
-                    lr=lr,
-                    finetune_epochs=scale.finetune_epochs,
-                    finetune_optimizer=optimizer,
-                    finetune_lr=rate,
-                ),
-            ),
-            finetuned=True,
-        )
+        f"{optimizer} {rate:g}": Cell((recipe.changed(finetune_optimizer=optimizer, finetune_lr=rate),), finetuned=True)
         for optimizer, rate in scale.finetuning
     }
 

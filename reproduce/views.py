@@ -20,6 +20,10 @@ from reproduce.results import Cell, ResultStore
 NOT_RUN = "not run"
 
 
+Content = tuple[str, Sequence[Mapping[str, Any]], tuple[Figure, ...]]
+"""Text, rows and figures of a view, which the experiment gives its name and title."""
+
+
 @dataclass(frozen=True)
 class View:
     """The result of an experiment."""
@@ -95,10 +99,9 @@ def tasks_of(store: ResultStore, cells: Iterable[Cell]) -> list[Task]:
     return make_tasks(groups, runs)
 
 
-def tradeoffs(name: str, tasks: Iterable[Task], costs: Iterable[str]) -> tuple[Figure, ...]:
-    """Return accuracy against the named costs: accuracy-sparsity, accuracy-parameters, accuracy-macs."""
-    wanted = [cost for cost in COSTS if cost.name in set(costs)]
-    return _named(name, [(task, tradeoff_figure(cost, task)) for task in tasks for cost in wanted])
+def tradeoffs(name: str, tasks: Iterable[Task]) -> tuple[Figure, ...]:
+    """Return accuracy against sparsity, parameters and MACs."""
+    return _named(name, [(task, tradeoff_figure(cost, task)) for task in tasks for cost in COSTS])
 
 
 def dynamics(name: str, tasks: Iterable[Task]) -> tuple[Figure, ...]:

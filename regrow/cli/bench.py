@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from regrow.cli.model import INPUT_HELP, MODEL_HELP, Subject, read_model
+from regrow.cli.model import INPUT_HELP, MODEL_HELP, Subject, named_network, read_model
 
 
 def bench(
@@ -81,7 +81,6 @@ def _subject(
 ) -> Subject:
     import torch
 
-    from regrow import models
     from regrow.core.schedule import check_sparsity
     from regrow.runs.recipe import UsageError
     from regrow.timing import prune_synthetically
@@ -94,10 +93,8 @@ def _subject(
             raise UsageError(f"--{name} is for networks given by name; {what} stores its own.")
         return read_model(Path(what), model, shape)
     torch.manual_seed(0)  # the same weights every time
-    try:
-        network = models.build(what, **given).eval()
-    except ValueError as error:
-        raise UsageError(f"{what!r} is not a file, a folder or a network: {error}") from None
+    network = named_network(what, **given)
+    network.eval()
     try:
         check_sparsity(sparsity or 0.0, "--sparsity")
     except ValueError as error:

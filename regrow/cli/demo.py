@@ -29,7 +29,7 @@ RECIPES = {
     "dense": _COMMON.changed(method="dense"),
     "one-shot": _COMMON.changed(method="oneshot", finetune_epochs=5, finetune_lr=0.01),
     # The settings that the documentation recommends.
-    "DPF": _COMMON.changed(method="dpf", every="auto", settle=0.1),
+    "DPF": _COMMON.changed(method="dpf", settle=0.1),
 }
 
 

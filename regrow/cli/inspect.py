@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from regrow.cli.errors import check_file
-from regrow.cli.model import INPUT_HELP, MODEL_HELP, own_subject, read_model, read_tensors
+from regrow.cli.model import INPUT_HELP, MODEL_HELP, named_network, own_subject, read_model, read_tensors
 from regrow.runs.recipe import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from regrow.analysis import Account
     from regrow.runs.recipe import Recipe
     from regrow.train.distributed import Ranks
 
@@ -48,20 +47,12 @@ def inspect(
     elif model is not None:
         raise UsageError(f"--model is for a run or a model file; {what} does not exist.")
     else:
-        print(_named(what, classes, channels, size).table())
+        from regrow.analysis import account
+
+        network = named_network(what, classes=classes, channels=channels, size=size)
+        # Without masks, because among millions of random weights some are zero by chance.
+        print(account(network, network.architecture.input_shape, masks={}).table())
     return 0
-
-
-def _named(name: str, classes: int, channels: int, size: int) -> Account:
-    from regrow import models
-    from regrow.analysis import account
-
-    try:
-        model = models.build(name, classes=classes, channels=channels, size=size)
-    except ValueError as error:
-        raise UsageError(f"{name!r} is not a file, a folder or a network: {error}") from None
-    # Without masks, because among millions of random weights some are zero by chance.
-    return account(model, model.architecture.input_shape, masks={})
 
 
 def _file(path: Path, model: str | None, shape: tuple[int, ...] | None) -> str:

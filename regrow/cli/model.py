@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from regrow.models import Network
     from regrow.runs.recipe import Recipe
 
 MODEL_HELP = (
@@ -51,6 +52,17 @@ def read_model(source: Path, model: str | None = None, shape: tuple[int, ...] | 
     if model is None:
         raise UsageError(_unnamed(source))
     return own_subject(source, model, shape, found)
+
+
+def named_network(name: str, **options: int) -> Network:
+    """Build a network of regrow.models."""
+    from regrow import models
+    from regrow.runs.recipe import UsageError
+
+    try:
+        return models.build(name, **options)
+    except ValueError as error:
+        raise UsageError(f"{name!r} is not a file, a folder or a network: {error}") from None
 
 
 def read_tensors(source: Path) -> Any:

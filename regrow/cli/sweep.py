@@ -10,7 +10,7 @@ import tyro
 
 if TYPE_CHECKING:
     from regrow.runs.recipe import Recipe
-    from regrow.sweep import Job, Resources
+    from regrow.sweep import Job
 
 
 def sweep(
@@ -45,21 +45,13 @@ def sweep(
         retries: How often a run may die without a new checkpoint before it counts as failed.
         dry_run: List the runs and their state; start nothing.
     """
-    from regrow.sweep import Resources, read_sweep
+    from regrow.sweep import Resources, SweepStoppedError, read_sweep, run_all
+    from regrow.sweep.display import SweepDisplay
 
     recipes, folder = read_sweep(file), out or Path("runs") / file.stem
     if dry_run:
         return _list(recipes, folder)
     resources = Resources(cpus=cpus, gpus=gpus, address=address, partition=partition, minutes=minutes)
-    return _run(recipes, folder, workers=workers, on=on, resources=resources, retries=retries)
-
-
-def _run(
-    recipes: list[Recipe], folder: Path, *, workers: int | None, on: str, resources: Resources, retries: int
-) -> int:
-    from regrow.sweep import SweepStoppedError, run_all
-    from regrow.sweep.display import SweepDisplay
-
     display = SweepDisplay()
     try:
         run_all(

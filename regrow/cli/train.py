@@ -65,7 +65,9 @@ def train(
         return _dry_run(checked, imports)
     if nproc == 1:
         return _train(checked, resume or out, save_every, imports)
-    return _train_together(checked, resume or out, save_every, imports, nproc=nproc, restarts=restarts)
+    from regrow.train.distributed import launch
+
+    return launch(_train_one_rank, (checked, resume or out, save_every, imports), nproc=nproc, restarts=restarts)
 
 
 def with_recipe(arguments: Sequence[str]) -> tuple[Callable[..., int], Sequence[str]]:
@@ -117,14 +119,6 @@ def _check_resumed(folder: Path | None) -> None:
 
     if folder is not None and not launched_rank():  # other ranks may be on machines without the folder
         read_recipe(folder)
-
-
-def _train_together(
-    recipe: Recipe, folder: Path | None, save_every: float, imports: frozenset[str], *, nproc: int, restarts: int
-) -> int:
-    from regrow.train.distributed import launch
-
-    return launch(_train_one_rank, (recipe, folder, save_every, imports), nproc=nproc, restarts=restarts)
 
 
 def _train_one_rank(recipe: Recipe, folder: Path | None, save_every: float, imports: frozenset[str]) -> int:

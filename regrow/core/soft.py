@@ -93,14 +93,10 @@ class SoftWeight(Weight):
 
     def load(self, mask: Tensor, saved: Mapping[str, Any]) -> None:
         """Restore a mask and what `save` returned with it; the parameter must hold ŵ."""
-        if self.dense is None:
-            super().load(mask, saved)
-            return
-        self.bind_storage()
-        self.mask.copy_(mask)
-        self.tau = saved["tau"]
-        self.dense.copy_(self.target.part(saved["dense"]))
-        self._follow()  # changes nothing if the model's state is of the same step
+        super().load(mask, saved)
+        if self.dense is not None:
+            self.tau = saved["tau"]
+            self._follow()  # changes nothing if the model's state is of the same step
 
 
 class SoftOffloadedWeight(SoftWeight, OffloadedWeight):

@@ -172,7 +172,11 @@ class Weight:
         """Restore a mask and what `save` returned with it; the parameter must hold ŵ."""
         self.bind_storage()
         self.mask.copy_(mask)
-        if self.dense is not None:
+        if self.dense is None:
+            return
+        if "dense" in saved:
+            self.dense.copy_(self.target.part(saved["dense"]))
+        else:
             self.dense.copy_(self.pruned)
             self.dense[~self.mask.to(self.dense.device)] = -saved["error"].to(self.dense)
 
@@ -255,13 +259,6 @@ class ShardedWeight(OffloadedWeight):
     def saved_mask(self, saved: Tensor) -> Tensor:
         """Return this process's rows of a saved mask."""
         return self.target.part(saved).to(torch.bool)
-
-    def load(self, mask: Tensor, saved: Mapping[str, Any]) -> None:
-        """Restore a mask and what `save` returned with it; the parameter must hold ŵ."""
-        self.bind_storage()
-        self.mask.copy_(mask)
-        if self.dense is not None:
-            self.dense.copy_(self.target.part(saved["dense"]))
 
 
 def make_weight(target: Target, memory: Memory, *, offload: bool) -> Weight:

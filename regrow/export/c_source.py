@@ -77,24 +77,13 @@ def c(
     path = Path(path)
     if path.suffix != ".c":
         raise ValueError(f"path must end in .c, got {str(path)!r}")
-    if weights not in BITS:
-        raise ValueError(f"weights must be one of {', '.join(BITS)}, got {weights!r}")
     if lanes not in (4, 8, 16):
         raise ValueError(f"lanes must be 4, 8 or 16, got {lanes}")
     if re.search(r'["\\\x00-\x1f]', path.name):
         raise ValueError(f"a C file cannot include a file called {path.name!r}: use another name")
-    warn_if_unfinished(model)
-    model, examples = prepared(model, example_input)
-    if len(examples) == 0:
-        raise ValueError("example_input must hold at least one image")
-    example = examples[:1].contiguous()
-    exact = fuse(capture(model, example))
-    graph = rounded_graph(exact, weights)
-    expected = output_of(model, example)
-    check_same(TorchRunner(exact)(example), expected, model, example)
-    steps = in_bands(
-        schedule(graph, lanes)
-    )  # without joining shortcuts: int8 weights have one scale for each output channel
+    example, expected, graph = checked_graph(model, example_input, weights)
+    # Without joining shortcuts: int8 weights have one scale for each output channel.
+    steps = in_bands(schedule(graph, lanes))
     plan = lower(steps, weights=weights)
     y = TorchRunner(graph)(example)
     name = _identifier(path.stem)
@@ -119,13 +108,26 @@ def _identifier(stem: str) -> str:
     return plain if plain[0].isalpha() else f"net_{plain}"
 
 
-def rounded_graph(graph: Graph, weights: Format) -> Graph:
-    """Return the graph with its weights rounded to the format."""
+def checked_graph(model: nn.Module, example_input: Tensor, weights: Format) -> tuple[Tensor, Tensor, Graph]:
+    """Return the first example, the model's output for it, and its graph with weights that the format can express.
+
+    The graph is compared with the model before the weights are rounded.
+    """
+    if weights not in BITS:
+        raise ValueError(f"weights must be one of {', '.join(BITS)}, got {weights!r}")
+    warn_if_unfinished(model)
+    model, examples = prepared(model, example_input)
+    if len(examples) == 0:
+        raise ValueError("example_input must hold at least one image")
+    example = examples[:1].contiguous()
+    exact = fuse(capture(model, example))
+    expected = output_of(model, example)
+    check_same(TorchRunner(exact)(example), expected, model, example)
     nodes = (
         replace(node, weight=_rounded_weight(node, weights)) if isinstance(node, WeightedNode) else node
-        for node in graph.nodes
+        for node in exact.nodes
     )
-    return Graph(tuple(nodes), graph.output)
+    return example, expected, Graph(tuple(nodes), exact.output)
 
 
 def _rounded_weight(node: WeightedNode, weights: Format) -> Tensor:

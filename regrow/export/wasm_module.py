@@ -16,17 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regrow.core.modules import TOLERANCE, check_same, disagreement, distance, output_of, prepared
-from regrow.core.pruner import warn_if_unfinished
-from regrow.engine.frontend.fuse import fuse, join_shortcuts
+from regrow.core.modules import TOLERANCE, disagreement, distance
+from regrow.engine.frontend.fuse import join_shortcuts
 from regrow.engine.frontend.graph import Graph
-from regrow.engine.frontend.torch_export import UnsupportedOperationError, capture
+from regrow.engine.frontend.torch_export import UnsupportedOperationError
 from regrow.engine.plan.lower import lower
 from regrow.engine.plan.schedule import schedule
 from regrow.engine.plan.split import in_bands
-from regrow.engine.plan.weights import BITS, Format
+from regrow.engine.plan.weights import Format
 from regrow.engine.runtime.model import TorchRunner
-from regrow.export.c_source import rounded_graph
+from regrow.export.c_source import checked_graph
 from regrow.export.wasm_plan import LANES, module_data
 from regrow.export.wasm_template import fill, info_of, read_template
 from regrow.system import write_atomically
@@ -93,26 +92,16 @@ def wasm(
 
     >>> regrow.export.wasm(model, torch.randn(1, 3, 32, 32), "web")    # doctest: +SKIP
     """
-    if weights not in BITS:
-        raise ValueError(f"weights must be one of {', '.join(BITS)}, got {weights!r}")
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder must be a directory, but {str(folder)!r} is a file")
     page = folder / "index.html"
     if page.exists() and _GENERATOR not in page.read_text(errors="replace"):
         raise ValueError(f"{page} was not written by regrow, and is not overwritten; choose another folder")
-    warn_if_unfinished(model)
-    model, examples = prepared(model, example_input)
-    if len(examples) == 0:
-        raise ValueError("example_input must hold at least one image")
-    example = examples[:1].contiguous()
     try:
-        exact = fuse(capture(model, example))
+        example, expected, graph = checked_graph(model, example_input, weights)
     except UnsupportedOperationError as error:
         raise UnsupportedOperationError(f"{error} onnxruntime-web can run the file of regrow.export.onnx.") from error
-    expected = output_of(model, example)
-    check_same(TorchRunner(exact)(example), expected, model, example)
-    graph = rounded_graph(exact, weights)
     info = _info(graph, weights, mean, std, classes)
     module = _module(graph, weights, info)
     rounded = TorchRunner(graph)(example)

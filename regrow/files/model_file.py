@@ -44,7 +44,10 @@ def save_model(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> Non
     state, architecture = contents(model)
     # safetensors refuses tensors that share memory: store tied ones separately.
     own = {name: tensor.clone() for name, tensor in state.items()}
-    metadata = {"architecture": json.dumps(to_json(architecture))} if architecture else None
+    metadata = None
+    if architecture is not None:
+        named = {"name": architecture.name, "options": dict(architecture.options)}
+        metadata = {"architecture": json.dumps(named)}
     write_atomically(path, safetensors("torch").save(own, metadata))
 
 
@@ -66,7 +69,10 @@ def load_model(path: str | Path, *, max_bytes: int | None = None) -> nn.Module |
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is not a mapping
     if packed := [name for name, tensor in state.items() if name.startswith(PACKED) or _starts_packed(tensor)]:
         raise FormatError(f"{path} holds {packed[0]}: it is a packed file, maybe a damaged one.")
-    return assemble(state, from_json(read_json(stored, path), path), path)
+    architecture = from_json(read_json(stored, path), path)
+    if architecture is None:
+        return state
+    return fill(construct(architecture, len(state), path), state, architecture, path)
 
 
 def _tensor_bytes(path: Path) -> int:
@@ -154,13 +160,6 @@ def _hint(path: Path) -> str:
     )
 
 
-def to_json(architecture: Architecture | None) -> dict[str, Any] | None:
-    """Return the architecture for JSON (`null` if there is none)."""
-    if architecture is None:
-        return None
-    return {"name": architecture.name, "options": dict(architecture.options)}
-
-
 def from_json(stored: object, path: Path) -> Architecture | None:
     """Return the architecture that a file names, or None."""
     if stored is None:
@@ -170,13 +169,6 @@ def from_json(stored: object, path: Path) -> Architecture | None:
         if isinstance(name, str) and isinstance(options, dict):
             return Architecture(name, options)
     raise FormatError(f'{path}: its architecture is not of the form {{"name": …, "options": {{…}}}}.')
-
-
-def assemble(state: dict[str, Tensor], architecture: Architecture | None, path: Path) -> nn.Module | dict[str, Tensor]:
-    """Return the module of `architecture` with the tensors of `state`, or `state` itself without an architecture."""
-    if architecture is None:
-        return state
-    return fill(construct(architecture, len(state), path), state, architecture, path)
 
 
 def construct(architecture: Architecture, tensors: int, path: Path) -> nn.Module:

@@ -9,14 +9,11 @@ end=...)`), last linear layer dense. Different from the authors' code: they prun
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, Unpack
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from regrow.core.options import EPOCH, MethodInfo, PrunerOptions
+from regrow.core.options import EPOCH, MethodInfo
 from regrow.core.pruner import Pruner
-from regrow.core.schedule import Sparsity
 
 
 class Incremental(Pruner):
@@ -31,19 +28,7 @@ class Incremental(Pruner):
         score="magnitude of what is left",
         cost="one selection over n",
     )
-
     period = EPOCH
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        sparsity: Sparsity,
-        every: int | Literal["auto"] = "auto",
-        **options: Unpack[PrunerOptions],
-    ) -> None:
-        super().__init__(model, optimizer, sparsity=sparsity, every=every, **options)
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the largest of the weights that are left; a schedule that falls gives nothing back."""

@@ -76,11 +76,6 @@ def find_method(name: str) -> type[Pruner]:
     raise ValueError(f"unknown method {name!r}.{hint} Known methods: {', '.join(known)}.")
 
 
-def built_in_methods() -> list[type[Pruner]]:
-    """Return the classes of all built-in methods."""
-    return [_load(path) for path in METHODS.values()]
-
-
 def method_names() -> list[str]:
     """Return the class names of all known methods, including those of installed packages, without importing them."""
     known = {path.partition(":")[2] for path in METHODS.values()} | {cls.__name__ for cls in imported_methods()}

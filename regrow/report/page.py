@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 from regrow import __version__
 from regrow.report.figures.base import DARK, LIGHT, dash
 from regrow.report.render import (
-    Section,
     every_choice,
     layered,
     sections,
@@ -25,9 +23,7 @@ from regrow.report.render import (
 )
 from regrow.report.tables import (
     Entry,
-    LeaderboardRow,
     Lookup,
-    PendingRun,
     Task,
     leaderboard,
     make_tasks,
@@ -39,50 +35,6 @@ from regrow.runs.folder import write_whole
 from regrow.runs.outcomes import Outcome, group
 from regrow.runs.recipe import Recipe
 from regrow.text import duration
-
-
-@dataclass(frozen=True)
-class _Opening:
-    """The result of a task in one sentence and three numbers with their captions."""
-
-    sentence: str
-    numbers: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The part of the page about one task."""
-
-    task: Task
-    opening: _Opening | None
-    rows: list[LeaderboardRow]
-    pending: list[PendingRun]
-    sections: list[Section]
-    origins: list[Origin]
-
-    @property
-    def series(self) -> list[tuple[str, int, str]]:
-        """The name, color and dashes of every series, for the legend."""
-        return [
-            (name, index % len(LIGHT.series), " ".join(map(str, dash(index))))
-            for index, name in enumerate(self.task.series)
-        ]
-
-    @property
-    def levels(self) -> list[tuple[float, str]]:
-        return [(level, percent(level)) for level in self.task.levels]
-
-    @property
-    def layered(self) -> list[str]:
-        return [entry.label for entry in layered(self.task)]
-
-    @property
-    def has_top5(self) -> bool:
-        return any(row.top5 != "–" for row in self.rows)
-
-    @property
-    def has_published(self) -> bool:
-        return any(row.published for row in self.rows)
 
 
 def write_report(
@@ -141,19 +93,28 @@ def _page(
     )
 
 
-def _part(task: Task, environments: Environments, published: Lookup | None) -> _Part:
-    return _Part(
-        task=task,
-        opening=_opening(task),
-        rows=leaderboard(task, published),
-        pending=pending_runs(task),
-        sections=sections(task),
-        origins=origins(task, environments),
-    )
+def _part(task: Task, environments: Environments, published: Lookup | None) -> dict[str, Any]:
+    """Return what the template shows about a task; a series has its name, color and dashes."""
+    rows = leaderboard(task, published)
+    return {
+        "task": task,
+        "opening": _opening(task),
+        "rows": rows,
+        "has_top5": any(row.top5 != "–" for row in rows),
+        "has_published": any(row.published for row in rows),
+        "pending": pending_runs(task),
+        "series": [
+            (name, index % len(LIGHT.series), " ".join(map(str, dash(index)))) for index, name in enumerate(task.series)
+        ],
+        "levels": [(level, percent(level)) for level in task.levels],
+        "layered": [entry.label for entry in layered(task)],
+        "sections": sections(task),
+        "origins": origins(task, environments),
+    }
 
 
-def _opening(task: Task) -> _Opening | None:
-    """Return accuracy, parameters and MACs of the most accurate entry at the main sparsity; None without one."""
+def _opening(task: Task) -> dict[str, Any] | None:
+    """Return the most accurate entry at the main sparsity in a sentence and three numbers; None without one."""
     finished = [entry for entry in task.entries if entry.group.finished]
     pruned = [entry for entry in finished if entry.group.level is not None and entry.group.level == task.main_level]
     if not pruned:
@@ -170,7 +131,7 @@ def _opening(task: Task) -> _Opening | None:
         (_share(best, "nonzeros", "parameters"), "parameters left"),
         (_share(best, "macs_kept", "macs"), "MACs left"),
     )
-    return _Opening(sentence, numbers)
+    return {"sentence": sentence, "numbers": numbers}
 
 
 def _top1(entry: Entry) -> float:
@@ -183,14 +144,14 @@ def _share(entry: Entry, kept: str, whole: str) -> str:
     return f"{100 * left.mean / total.mean:.3g} %" if left and total else "–"
 
 
-def _payload(parts: list[_Part]) -> dict[str, Any]:
+def _payload(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the data for the page's script."""
     return {
         "themes": {"light": LIGHT.config(), "dark": DARK.config()},
         "figures": {
-            f"{part.task.slug}-{figure.name}": figure.without_legend()
+            f"{part['task'].slug}-{figure.name}": figure.without_legend()
             for part in parts
-            for section in part.sections
+            for section in part["sections"]
             for figure in section.figures
         },
     }
@@ -198,28 +159,6 @@ def _payload(parts: list[_Part]) -> dict[str, Any]:
 
 def _asset(name: str) -> str:
     return files("regrow.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class RunSource:
-    """One run behind a row of the leaderboard."""
-
-    folder: str
-    seed: int
-    top1: str
-    time: str
-    environment: int | None
-    """Number of its environment, from 1."""
-    command: str
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The recipe of an entry and its runs."""
-
-    label: str
-    recipe: str
-    sources: tuple[RunSource, ...]
 
 
 class Environments:
@@ -238,16 +177,18 @@ class Environments:
         return [_facts(json.loads(text)) for text in self._numbers]
 
 
-def origins(task: Task, environments: Environments) -> list[Origin]:
+def origins(task: Task, environments: Environments) -> list[dict[str, Any]]:
     """Return the recipes and runs of a task, in the order of its leaderboard."""
     above = [outcome.run.folder.parent for entry in task.entries for outcome in entry.group.outcomes]
     shared = os.path.commonpath(above) if above else ""
-    return [_origin(entry, environments, shared) for entry in task.entries]
-
-
-def _origin(entry: Entry, environments: Environments, above: str) -> Origin:
-    sources = [_source(outcome, environments, above) for outcome in entry.group.outcomes]
-    return Origin(entry.label, _short_recipe(entry.group.outcomes[0].run.recipe), tuple(sources))
+    return [
+        {
+            "label": entry.label,
+            "recipe": _short_recipe(entry.group.outcomes[0].run.recipe),
+            "sources": [_source(outcome, environments, shared) for outcome in entry.group.outcomes],
+        }
+        for entry in task.entries
+    ]
 
 
 def _short_recipe(recipe: Recipe) -> str:
@@ -258,17 +199,18 @@ def _short_recipe(recipe: Recipe) -> str:
     return "\n".join(line for line in lines if line.split(" = ")[0] in (*always, *changed))
 
 
-def _source(outcome: Outcome, environments: Environments, above: str) -> RunSource:
+def _source(outcome: Outcome, environments: Environments, above: str) -> dict[str, Any]:
+    """Return a run behind a row of the leaderboard; its environment is a number, from 1."""
     run, top1 = outcome.run, outcome.final.get("top1")
     seconds = (run.result or run.diverged or {}).get("seconds")
-    return RunSource(
-        folder=os.path.relpath(run.folder, above) if above else str(run.folder),
-        seed=run.recipe.seed,
-        top1=("★ diverged" if outcome.diverged else "not finished") if top1 is None else f"{top1:.2f}",
-        time="–" if seconds is None else duration(seconds),
-        environment=environments.number(run),
-        command=shlex.join(map(str, run.environment.get("command") or [])),
-    )
+    return {
+        "folder": os.path.relpath(run.folder, above) if above else str(run.folder),
+        "seed": run.recipe.seed,
+        "top1": ("★ diverged" if outcome.diverged else "not finished") if top1 is None else f"{top1:.2f}",
+        "time": "–" if seconds is None else duration(seconds),
+        "environment": environments.number(run),
+        "command": shlex.join(map(str, run.environment.get("command") or [])),
+    }
 
 
 def _facts(environment: dict[str, Any]) -> dict[str, str]:

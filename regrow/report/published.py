@@ -52,38 +52,18 @@ class PaperRow:
     source: str = "paper"
 
 
-@dataclass(frozen=True)
-class PaperTable:
-    """A table of the paper: its number, its LaTeX label and its topic."""
-
-    number: int
-    label: str
-    title: str
-
-
 # The networks of the paper have none of these fields set.
 _SHAPE = ("width", "stem_stride", "growth", "limit")
-_CIFAR10 = "tab:sota_dnns_cifar10_unstructured_pruning_baseline_performance"
 
-TABLES: Mapping[str, PaperTable] = {
-    "cifar10-unstructured": PaperTable(1, _CIFAR10, "CIFAR-10, unstructured: SNIP, SM, DSR and DPF"),
-    "cifar10-finetuned": PaperTable(
-        2, f"{_CIFAR10}_extra_training", "CIFAR-10, unstructured: simple methods, fine-tuning"
-    ),
-    "imagenet": PaperTable(
-        3,
-        "tab:resnet50_imagenet_unstructured_pruning_baseline_performance",
-        "ImageNet, ResNet-50, unstructured",
-    ),
-    "cifar10-unstructured-complete": PaperTable(4, f"{_CIFAR10}_complete", "CIFAR-10, unstructured, all sparsities"),
-    "macs": PaperTable(5, "tab:resnet20_cifar10_hyper_param_impact_macs", "MACs of ResNet-20, global and layer-wise"),
-    "cifar10-structured": PaperTable(
-        6,
-        "tab:sota_dnns_cifar10_structured_pruning_performance",
-        "CIFAR-10, structured: SFP and DPF",
-    ),
-}
-"""The paper's tables by the names that `table` takes."""
+TABLES = (
+    "cifar10-unstructured",
+    "cifar10-finetuned",
+    "imagenet",
+    "cifar10-unstructured-complete",
+    "macs",
+    "cifar10-structured",
+)
+"""The paper's tables 1 to 6, by the names that `table` takes."""
 
 
 def table(name: str) -> list[PaperRow]:
@@ -99,41 +79,39 @@ def table(name: str) -> list[PaperRow]:
     return list(_rows(name))
 
 
-def find(
-    network: str,
-    method: str,
-    sparsity: float,
-    *,
-    fine_tuned: bool = False,
-    unit: Literal["weight", "filter"] = "weight",
-) -> PaperRow | None:
-    """Return the paper's accuracy on CIFAR-10 for a setting, or None if the paper does not report it.
-
-    >>> find("resnet20", "Incremental", 0.95).mean
-    89.21
-    """
-    wanted = (network, method, sparsity, fine_tuned, unit)
-    for name in ("cifar10-unstructured-complete", "cifar10-finetuned", "cifar10-structured"):
-        for row in table(name):
-            if (row.network, row.method, row.sparsity, row.fine_tuned, row.unit) == wanted:
-                return row
-    return None
-
-
 def in_the_paper(recipe: Recipe, finetuned: bool) -> Published | None:
     """Return the accuracy that the paper reports for a recipe's setting, with the length of its training."""
     name = f"{recipe.data.removesuffix('10')}-{recipe.model}"
     if recipe.holdout or name not in recipe_names() or any(getattr(recipe, field) is not None for field in _SHAPE):
         return None
     scale = f"{load_recipe(name).epochs}{' + 60' if finetuned else ''} epochs"
-    rows = [row for each in TABLES for row in table(each) if row.network == recipe.model]
     if is_dense(recipe):
+        return reported(recipe.model, "dense", scale=scale)
+    return reported(recipe.model, recipe.method, recipe.sparsity, finetuned, recipe.unit or "weight", scale=scale)
+
+
+def reported(
+    network: str,
+    method: str,
+    sparsity: float | str | None = None,
+    finetuned: bool = False,
+    unit: str | None = None,
+    *,
+    own: bool = False,
+    scale: str = "",
+) -> Published | None:
+    """Return the accuracy of a method as recipes name it, in any table; its mean is None if it did not converge.
+
+    With `own`, only results of the paper itself. The dense network is the same for each `unit` but ResNet-32.
+    """
+    rows = [row for name in TABLES for row in table(name) if row.network == network and unit in (None, row.unit)]
+    if method == "dense":
         means = [row for row in rows if row.dense_mean is not None and row.source == "paper"]
         return Published(means[0].dense_mean, means[0].dense_std, scale) if means else None
-    wanted = (method_title(recipe.method), recipe.sparsity, finetuned, recipe.unit or "weight")
+    wanted = (method_title(method), sparsity, finetuned)
     for row in rows:
-        reported = row.mean is not None or row.outcome == "diverged"
-        if reported and (row.method, row.sparsity, row.fine_tuned, row.unit) == wanted:
+        known = (row.mean is not None or row.outcome == "diverged") and (row.source == "paper" or not own)
+        if known and (row.method, row.sparsity, row.fine_tuned) == wanted:
             return Published(row.mean, row.std, scale)
     return None
 

@@ -224,24 +224,9 @@ class LeaderboardRow:
     time: str
 
 
-@dataclass(frozen=True)
-class PendingRun:
-    """A run that is not finished."""
-
-    name: str
-    label: str
-    progress: str
-    top1: str
-
-
 def leaderboard(task: Task, published: Lookup | None) -> list[LeaderboardRow]:
     """Return a row for each finished or diverged group, sorted by sparsity, then by accuracy."""
     return [_row(entry, published) for entry in task.entries if entry.group.ended]
-
-
-def pending_runs(task: Task) -> list[PendingRun]:
-    """Return the runs of a task that are not finished."""
-    return [_pending(run) for run in task.unfinished]
 
 
 def _row(entry: Entry, published: Lookup | None) -> LeaderboardRow:
@@ -287,15 +272,20 @@ def _time(group: Group) -> str:
     return "–" if seconds is None or tuned_later else duration(seconds.mean)
 
 
-def _pending(run: Run) -> PendingRun:
+def pending_runs(task: Task) -> list[dict[str, str]]:
+    """Return name, label, progress and top1 of the runs of a task that are not finished."""
+    return [_pending(run) for run in task.unfinished]
+
+
+def _pending(run: Run) -> dict[str, str]:
     recipe, done = run.recipe, run.records
     level = f" {recipe.sparsity_title}" if recipe.takes_sparsity else ""
-    return PendingRun(
-        name=str(run.folder),
-        label=f"{method_title(recipe.method)}{level}, seed {recipe.seed}",
-        progress=f"{done[-1]['epoch'] if done else 0} of {recipe.epochs + recipe.finetune_epochs} epochs",
-        top1=f"{done[-1]['top1']:.2f}" if done else "–",
-    )
+    return {
+        "name": str(run.folder),
+        "label": f"{method_title(recipe.method)}{level}, seed {recipe.seed}",
+        "progress": f"{done[-1]['epoch'] if done else 0} of {recipe.epochs + recipe.finetune_epochs} epochs",
+        "top1": f"{done[-1]['top1']:.2f}" if done else "–",
+    }
 
 
 def plus_minus(summary: Summary | None, *, digits: int = 2, scale: float = 1.0) -> str:

@@ -83,10 +83,7 @@ class Tracker:
     def __call__(self, event: Event) -> None:
         """Send the record of an epoch."""
         if isinstance(event, EpochEnded):
-            record = event.record
-            curves = {name: record[name] for name in _CURVES if record.get(name) is not None}
-            layers = {f"layers/{layer}": sparsity for layer, sparsity in record["layers"].items()}
-            self._tracker.log({**curves, **layers}, step=record["epoch"])
+            self._tracker.log(_numbers(event.record), step=event.record["epoch"])
 
 
 class TensorBoard:
@@ -105,7 +102,8 @@ class TensorBoard:
                 # Hides the points that a killed process wrote after its last checkpoint.
                 self._writer = SummaryWriter(event.folder / "tensorboard", purge_step=done + 1)
             case EpochEnded():
-                self._write(event.record)
+                for name, value in _numbers(event.record).items():
+                    self._writer.add_scalar(name, value, event.record["epoch"])
             case Finished():
                 self.close()
 
@@ -114,9 +112,8 @@ class TensorBoard:
         if self._writer is not None:
             self._writer.close()
 
-    def _write(self, record: dict[str, Any]) -> None:
-        for name in _CURVES:
-            if record.get(name) is not None:
-                self._writer.add_scalar(name, record[name], record["epoch"])
-        for layer, sparsity in record["layers"].items():
-            self._writer.add_scalar(f"layers/{layer}", sparsity, record["epoch"])
+
+def _numbers(record: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of an epoch that are drawn as curves."""
+    curves = {name: record[name] for name in _CURVES if record.get(name) is not None}
+    return curves | {f"layers/{layer}": sparsity for layer, sparsity in record["layers"].items()}

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,8 @@ def run(
     group = joined(recipe.device, sharded=recipe.parallel == "fsdp")
     with group as ranks, stop_requests() as stop, ExitStack() as lock:
         recipe = ranks.on_rank0(lambda: _enter(recipe, folder, lock))
-        return _Run(
-            recipe, folder, list(listeners) if ranks.is_rank0 else [], save_every, stop, ranks, imports
-        ).complete()
+        shown = list(listeners) if ranks.is_rank0 else []
+        return _Run(recipe, folder, shown, save_every, stop, ranks, imports).complete()
 
 
 def _enter(recipe: Recipe, folder: Path, lock: ExitStack) -> Recipe:
@@ -153,22 +153,17 @@ def _input(trainer: Trainer) -> dict[str, Any]:
     return {"input_shape": list(shape), "input_dtype": str(dtype).removeprefix("torch.")}
 
 
+@dataclass
 class _Run:
     """Work of one process on a run; only rank 0 uses the folder."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        folder: Path,
-        listeners: list[Listener],
-        save_every: float,
-        stop: Stop,
-        ranks: Ranks,
-        imports: Collection[str],
-    ) -> None:
-        self.recipe, self.folder, self.stop, self.ranks, self._imports = recipe, folder, stop, ranks, imports
-        self._listeners, self._save_every = listeners, save_every
-        self._checkpoint = folder / CHECKPOINT
+    recipe: Recipe
+    folder: Path
+    listeners: list[Listener]
+    save_every: float
+    stop: Stop
+    ranks: Ranks
+    imports: Collection[str]
 
     def complete(self) -> dict[str, Any]:
         """Train what is left and return the result."""
@@ -206,11 +201,12 @@ class _Run:
             )
 
     def _begin(self) -> None:
+        self._checkpoint = self.folder / CHECKPOINT
         state = self.ranks.on_rank0(self._read)
         if "shards" in state:
             state = checkpoint.load_sharded(self.folder, state, make_mesh(self.recipe.device, self.ranks))
         try:
-            self.trainer = make_trainer(self.recipe, state.get("trainer"), ranks=self.ranks, imports=self._imports)
+            self.trainer = make_trainer(self.recipe, state.get("trainer"), ranks=self.ranks, imports=self.imports)
         except StateError as error:
             raise self._unusable(str(error)) from error
         self._seconds: float = state["seconds"]
@@ -261,7 +257,7 @@ class _Run:
         totals = self.trainer.totals
         self._tell(Stepped(self.trainer.step, totals.loss / max(totals.images, 1)))
         # If any rank is asked to stop, or finds that it is time to save, all ranks do so together.
-        signal, late = self.ranks.max(self.stop.signal, time.monotonic() - self._saved > self._save_every)
+        signal, late = self.ranks.max(self.stop.signal, time.monotonic() - self._saved > self.save_every)
         if signal or late:
             self._save()
         if signal:
@@ -319,5 +315,5 @@ class _Run:
         return f"The last good checkpoint is {self._checkpoint} (step {step}). Lower --lr or raise --warmup."
 
     def _tell(self, event: Event) -> None:
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener(event)

@@ -44,10 +44,6 @@ class BoundComparison:
         """The largest ratio of measured value to bound."""
         return float((self.measured / self.bound).max())
 
-    def last(self) -> tuple[int, float, float]:
-        """Return the number of steps, the measured value and the bound at the end."""
-        return int(self.steps[-1]), float(self.measured[-1]), float(self.bound[-1])
-
 
 def strongly_convex(problem: Problem, runs: Sequence[Trajectory]) -> BoundComparison:
     """Theorem 4.1 for T = 0, 1, …: E f(û) − f* ≤ 4(T+1)G²/(μΛ_T) + 3L/Λ_T Σ λ_t‖e_t‖², λ_t = t+1 (Appendix, proof).

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from regrow.text import optional_module
+from regrow.report.figures.base import altair
+from regrow.report.render import vl_convert
 from reproduce.theory.descent import Picture, values
 from reproduce.theory.study import Record
 
@@ -20,7 +21,7 @@ _ACROSS, _UP, _CELLS = (-0.3, 2.1), (-0.3, 2.4), 54
 
 def theorem(records: Sequence[Record], *, title: str, quantity: str) -> Any:
     """Return measured values (solid) and bounds (dashed) over the number of steps, one panel per sparsity."""
-    alt = _altair()
+    alt = altair()
     rows = [
         {**record.as_row(), "pruned": f"{record.sparsity:.0%} pruned", "value": value, "line": line}
         for record in records
@@ -43,7 +44,7 @@ def theorem(records: Sequence[Record], *, title: str, quantity: str) -> Any:
 
 def neighborhood(records: Sequence[Record], *, smoothness: float) -> Any:
     """Return the final value of the pruned model against the average pruning error, for every sparsity."""
-    alt = _altair()
+    alt = altair()
     last = max(record.steps for record in records)
     rows: list[dict[str, Any]] = [
         {
@@ -80,7 +81,7 @@ def _log(alt: Any, name: str, title: str, found: Sequence[float]) -> Any:
 
 def plane(picture: Picture) -> Any:
     """Return the surface with the two descents and the sparse models that they end with."""
-    alt = _altair()
+    alt = altair()
     x = alt.X("x:Q", title="first weight", scale=alt.Scale(domain=_ACROSS, nice=False), axis=alt.Axis(grid=False))
     y = alt.Y("y:Q", title="second weight", scale=alt.Scale(domain=_UP, nice=False), axis=alt.Axis(grid=False))
     shades = alt.Scale(scheme={"name": "greys", "extent": [0.0, 0.5]}, reverse=True)
@@ -132,14 +133,9 @@ def _labels(alt: Any, picture: Picture, x: Any, y: Any) -> list[Any]:
 
 def save(chart: Any, folder: Path, name: str) -> list[Path]:
     """Write a figure as SVG and PNG."""
-    _altair()
+    vl_convert()  # altair needs it to save files
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{name}.svg", folder / f"{name}.png"]
     chart.save(files[0])
     chart.save(files[1], scale_factor=2)
     return files
-
-
-def _altair() -> Any:
-    optional_module("vl_convert", "figures need more packages", extra="report")  # altair needs it to save files
-    return optional_module("altair", "figures need more packages", extra="report")

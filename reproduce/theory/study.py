@@ -22,7 +22,7 @@ from reproduce.theory import bounds
 from reproduce.theory.bounds import BoundComparison
 from reproduce.theory.descent import Trajectory, descend, dpf, draw, one_shot, sgd, slopes, values
 from reproduce.theory.problems import Logistic, Problem
-from reproduce.views import View, table
+from reproduce.views import Content, table
 
 _POINTS = 25  # recorded numbers of steps, evenly spaced on a logarithmic scale
 
@@ -195,7 +195,7 @@ def read_theorems(store: ResultStore) -> list[dict[str, Any]]:
     return [] if path is None else [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _theorems_view(scale: Scale, store: ResultStore) -> View:
+def _theorems_content(scale: Scale, store: ResultStore) -> Content:
     records = read_theorems(store)
     last = {(record["theorem"], record["model"], record["sparsity"]): record for record in records}
     lines = [
@@ -212,7 +212,7 @@ def _theorems_view(scale: Scale, store: ResultStore) -> View:
     held = sum(record["measured"] <= record["bound"] for record in records)
     text = f"{held} of {len(records)} measurements are within their bound." if records else "Not run."
     head = ["theorem", "model", "pruned", "steps T", "measured", "bound"]
-    return View("theorems", TITLES["theorems"], f"{text}\n\n{table(head, lines)}" if lines else text, records)
+    return f"{text}\n\n{table(head, lines)}" if lines else text, records, ()
 
 
 def _paint(scale: Scale, folder: Path) -> None:
@@ -222,22 +222,29 @@ def _paint(scale: Scale, folder: Path) -> None:
         figures.save(figures.plane(draw()), folder, "picture-plane")
 
 
-def _picture_view(scale: Scale, store: ResultStore) -> View:
+def _picture_content(scale: Scale, store: ResultStore) -> Content:
     delivered = draw().delivered
     rows = [{"method": method, "f": value} for method, value in delivered.items()]
     lines = [[method, f"{value:.2f}"] for method, value in delivered.items()]
     drawn = "\n\n![two weights](picture-plane.svg)" if store.file("picture-plane.svg") else ""
-    return View("picture", TITLES["picture"], table(["delivered by", "f"], lines) + drawn, rows)
+    return table(["delivered by", "f"], lines) + drawn, rows, ()
 
-
-TITLES = {
-    "theorems": "Theorems 4.1 and 4.2: measurements and bounds",
-    "picture": "The 2-D picture: one weight of two may stay",
-}
 
 EXPERIMENTS = (
-    Experiment("theorems", TITLES["theorems"], _theorems_view, work=_prove, cost="minutes, no training"),
-    Experiment("picture", TITLES["picture"], _picture_view, work=_paint, cost="seconds, no training"),
+    Experiment(
+        "theorems",
+        "Theorems 4.1 and 4.2: measurements and bounds",
+        _theorems_content,
+        work=_prove,
+        cost="minutes, no training",
+    ),
+    Experiment(
+        "picture",
+        "The 2-D picture: one weight of two may stay",
+        _picture_content,
+        work=_paint,
+        cost="seconds, no training",
+    ),
 )
 
 

@@ -1,6 +1,7 @@
 """The page of claims says what the results say, and a verdict needs seeds that agree."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from benchmarks import claims as page
 from benchmarks import tuning
 from regrow.runs.find import Run
 from regrow.runs.recipe import Recipe
+from reproduce.__main__ import call
 from reproduce.claims import claims
 from reproduce.experiments import find_experiment
 from reproduce.results import MACHINES, Cell, Difference, Gap, ResultStore, difference
@@ -37,6 +39,17 @@ def test_the_page_names_the_data_and_shows_no_folder_of_a_machine():
     assert "CIFAR-10," not in text
     assert "CIFAR-10 (JPEG q75)" in text
     assert "/work" not in text
+
+
+def test_the_commands_on_the_pages_print_the_tables_below_them(capsys, tmp_path):
+    sections = [part for text in page.pages().values() for part in text.split("\n## ") if " --show " in part]
+    assert sections
+
+    for section in sections:
+        (command,) = re.findall(r"`python -m reproduce (.+ --show .+)`", section)
+        assert call([*command.split(), "--out", str(tmp_path)]) == 0
+        rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+        assert rows == [line for line in section.splitlines() if line.startswith("|")]
 
 
 @pytest.mark.parametrize(
