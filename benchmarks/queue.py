@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import collect, tuning
+from regrow.runs.folder import RunFolderError
 from regrow.runs.recipe import Recipe
 from regrow.runs.stop import StoppedError
 from regrow.sweep import Began, SweepError, Update, run_all
@@ -106,16 +108,21 @@ def work(runs: Path, workers: int) -> bool:
             print(error, flush=True)
             complete = complete and not stage.left()  # what diverged has a record
         if stage.name == "learning rates":
+            if stage.left():
+                return False  # later stages use the choices
             tuning.main([])
     return complete
 
 
 def _record(file: Path, event: Began | Update) -> None:
     """Write the runs that an event shows to have ended into `file`."""
-    jobs = event.jobs if isinstance(event, Began) else [event.job]
-    if ended := [job.folder for job in jobs if collect.ended(job.folder) is not None]:
-        collect.add(map(collect.record, ended), file)
-        print(f"  recorded {', '.join(folder.name for folder in ended)}", flush=True)
+    if isinstance(event, Update) and event.state not in ("finished", "failed"):
+        return
+    for job in event.jobs if isinstance(event, Began) else [event.job]:
+        with suppress(RunFolderError, FileNotFoundError):  # a damaged folder, which the sweep reports as failed
+            if collect.ended(job.folder) is not None:
+                collect.add([collect.record(job.folder)], file)
+                print(f"  recorded {job.folder.name}", flush=True)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from benchmarks.collect import record
 from reproduce import scales as rates
 from reproduce.results import ResultStore
 from reproduce.scales import Scale, find_scale
-from reproduce.tuning import SEED, Choice, choose
+from reproduce.tuning import SEED, Choice, choose, rate_cells
 
 FOLDER = Path(__file__).parents[1] / "results" / "tuning"
 CHOICES = FOLDER / "choices.json"
@@ -58,10 +58,15 @@ def choices() -> list[tuple[str, Choice]]:
             continue
         store = ResultStore.read([path])
         methods = sorted({json.loads(line)["recipe"]["method"] for line in path.read_text().splitlines()})
-        found = [choose(scale, store, scale.stand_in.model, method) for method in methods]
+        found = [_choose(scale, store, scale.stand_in.model, method) for method in methods]
         # A choice among part of the grid would favor the methods that were tuned first.
         chosen += [(name, choice) for choice in found if choice is not None and set(scale.grid) <= choice.tried.keys()]
     return chosen
+
+
+def _choose(scale: Scale, store: ResultStore, network: str, method: str) -> Choice | None:
+    cells = zip(scale.grid, rate_cells(scale, network, method, scale.grid), strict=True)
+    return choose(scale, store, network, method, failed=[lr for lr, cell in cells if store.diverged(cell)])
 
 
 def choice_rows(chosen: Sequence[tuple[str, Choice]]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ def place(scale: Scale, sparsity: float) -> tuple[str, float]:
     return scale.networks(["resnet20"])[0], sparsity
 
 
-def against(scale: Scale, name: str, ours: Column, others: Iterable[Column], sparsities: Iterable[float]) -> list[Pair]:
+def against(scale: Scale, name: str, ours: Column, others: Sequence[Column], sparsities: Iterable[float]) -> list[Pair]:
     """Return `ours` against each of the `others` at each sparsity, which the `{}` in `name` stands for."""
     return [
         Pair(name.format(percent(sparsity)), ours.cell(scale, at), other.title, other.cell(scale, at))

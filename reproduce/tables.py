@@ -101,7 +101,7 @@ def in_print(network: str, column: Column, sparsity: float) -> Published | None:
     """Return the paper's accuracy, whose mean is None if it did not converge; None if not reported."""
     if column.fields and not column.printed:
         return None
-    return published.reported(network, column.method, sparsity, column.finetuned, column.unit, own=True)
+    return published.reported(network, column.method, sparsity, column.finetuned, unit=column.unit, own=True)
 
 
 def explained(scale: Scale, paper: str = "") -> str:

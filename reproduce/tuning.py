@@ -87,7 +87,7 @@ def best_rate(tried: Mapping[float, float | None]) -> float | None:
 
 def rates_tried(scale: Scale, store: ResultStore, network: str, method: str) -> dict[float, float | None]:
     """Return the held-out accuracy of every learning rate with a finished run."""
-    [cell] = rate_cells(scale, network, method, scale.grid[:1])  # of any rate: `varying` finds the others
+    [cell] = rate_cells(scale, network, method, [1.0])  # of any rate: `varying` finds the others
     found = store.varying(cell.recipes[0], "lr", finetuned=cell.finetuned)
     return {lr: outcome.final["top1"] for lr, outcome in sorted(found.items())}
 

@@ -46,11 +46,12 @@ def sweep(
         dry_run: List the runs and their state; start nothing.
     """
     from regrow.sweep import Resources, SweepStoppedError, read_sweep, run_all
-    from regrow.sweep.display import SweepDisplay
 
     recipes, folder = read_sweep(file), out or Path("runs") / file.stem
     if dry_run:
         return _list(recipes, folder)
+    from regrow.sweep.display import SweepDisplay
+
     resources = Resources(cpus=cpus, gpus=gpus, address=address, partition=partition, minutes=minutes)
     display = SweepDisplay()
     try:

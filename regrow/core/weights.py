@@ -169,7 +169,10 @@ class Weight:
         return unpack(saved, self.mask.shape, self.target.name)
 
     def load(self, mask: Tensor, saved: Mapping[str, Any]) -> None:
-        """Restore a mask and what `save` returned with it; the parameter must hold ŵ."""
+        """Restore a mask and what `save` returned with it; the parameter must hold ŵ.
+
+        Soft and sharded weights save all of w as `dense`, others the error where they are pruned.
+        """
         self.bind_storage()
         self.mask.copy_(mask)
         if self.dense is None:

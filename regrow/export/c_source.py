@@ -111,7 +111,7 @@ def _identifier(stem: str) -> str:
 def checked_graph(model: nn.Module, example_input: Tensor, weights: Format) -> tuple[Tensor, Tensor, Graph]:
     """Return the first example, the model's output for it, and its graph with weights that the format can express.
 
-    The graph is compared with the model before the weights are rounded.
+    The graph that is compared with the model has weights that are not rounded.
     """
     if weights not in BITS:
         raise ValueError(f"weights must be one of {', '.join(BITS)}, got {weights!r}")
@@ -121,12 +121,12 @@ def checked_graph(model: nn.Module, example_input: Tensor, weights: Format) -> t
         raise ValueError("example_input must hold at least one image")
     example = examples[:1].contiguous()
     exact = fuse(capture(model, example))
-    expected = output_of(model, example)
-    check_same(TorchRunner(exact)(example), expected, model, example)
-    nodes = (
+    nodes = [
         replace(node, weight=_rounded_weight(node, weights)) if isinstance(node, WeightedNode) else node
         for node in exact.nodes
-    )
+    ]  # before the model runs: its error names the layer whose weights are not finite
+    expected = output_of(model, example)
+    check_same(TorchRunner(exact)(example), expected, model, example)
     return example, expected, Graph(tuple(nodes), exact.output)
 
 

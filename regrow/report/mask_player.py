@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from regrow.core.pruner import Pruner
 from regrow.system import write_atomically
 from regrow.text import html_page, script_data
 
 _MOST_WEIGHTS = 2_000_000
+
+
+class Masked(Protocol):
+    """A pruner, or anything else with masks."""
+
+    @property
+    def masks(self) -> Mapping[str, Tensor]:
+        """The present masks by name."""
 
 
 class MaskRecorder:
@@ -26,7 +36,7 @@ class MaskRecorder:
     >>> recorder.write("masks.html", title="ResNet-8 on MNIST, DPF to 95 %")    # doctest: +SKIP
     """
 
-    def __init__(self, pruner: Pruner) -> None:
+    def __init__(self, pruner: Masked) -> None:
         self._pruner = pruner
         self._labels: list[str] = []
         self._frames: list[bytes] = []

@@ -86,8 +86,11 @@ def in_the_paper(recipe: Recipe, finetuned: bool) -> Published | None:
         return None
     scale = f"{load_recipe(name).epochs}{' + 60' if finetuned else ''} epochs"
     if is_dense(recipe):
-        return reported(recipe.model, "dense", scale=scale)
-    return reported(recipe.model, recipe.method, recipe.sparsity, finetuned, recipe.unit or "weight", scale=scale)
+        return reported(recipe.model, "dense", unit=None, scale=scale)
+    unit: Literal["weight", "filter"] = "filter" if recipe.unit == "filter" else "weight"
+    if recipe.unit not in (None, unit):
+        return None  # N:M
+    return reported(recipe.model, recipe.method, recipe.sparsity, finetuned, unit=unit, scale=scale)
 
 
 def reported(
@@ -95,14 +98,15 @@ def reported(
     method: str,
     sparsity: float | str | None = None,
     finetuned: bool = False,
-    unit: str | None = None,
     *,
+    unit: Literal["weight", "filter"] | None,
     own: bool = False,
     scale: str = "",
 ) -> Published | None:
     """Return the accuracy of a method as recipes name it, in any table; its mean is None if it did not converge.
 
-    With `own`, only results of the paper itself. The dense network is the same for each `unit` but ResNet-32.
+    With `own`, only results of the paper itself. The tables about weights and those about filters each have a dense
+    network; `unit` chooses between them, None takes the first.
     """
     rows = [row for name in TABLES for row in table(name) if row.network == network and unit in (None, row.unit)]
     if method == "dense":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import queue
+from benchmarks import collect, queue
 from regrow.runs.recipe import Recipe
 from reproduce.results import Cell
 
@@ -27,8 +27,13 @@ def test_every_run_is_recorded_once_and_a_diverged_one_is_not_repeated(tmp_path:
     file = tmp_path / "records.jsonl"
     monkeypatch.setattr(queue, "stages", lambda: stage(file, SHORT, SHORT.changed(seed=1), SHORT.changed(lr=1e30)))
 
+    together = []
+    add = collect.add
+    monkeypatch.setattr(collect, "add", lambda records, path: together.append(len(records)) or add(records, path))
+
     assert queue.work(tmp_path / "runs", workers=2)
 
+    assert together == [1, 1, 1]
     records = [json.loads(line) for line in file.read_text().splitlines()]
     assert sorted((each["recipe"]["seed"], "diverged" in each) for each in records) == [
         (0, False),

@@ -73,19 +73,20 @@ def test_spot_checked_numbers_are_in_the_right_rows():
 
 
 def test_a_setting_is_found_wherever_the_paper_reports_it():
-    assert published.reported("resnet20", "incremental", 0.95).mean == 89.21
-    assert published.reported("resnet20", "dpf", 0.95, finetuned=True).mean == 90.34
+    assert published.reported("resnet20", "incremental", 0.95, unit="weight").mean == 89.21
+    assert published.reported("resnet20", "dpf", 0.95, finetuned=True, unit="weight").mean == 90.34
     assert published.reported("wrn28-2", "dpf", 0.6, unit="weight").mean == 94.90
     assert published.reported("wrn28-2", "sfp", 0.8, unit="filter").mean == 86.00
     assert published.reported("wrn28-2", "sfp", 0.8, unit="weight") is None
-    assert published.reported("resnet20", "dpf", 0.123) is None
+    assert published.reported("resnet20", "dpf", 0.123, unit="weight") is None
+    assert published.reported("wrn28-2", "dpf", 0.4, unit="weight") is None
 
 
 def test_results_of_others_in_the_papers_tables_are_left_out_on_request():
     [row] = [row for row in published.table("imagenet") if (row.method, row.sparsity) == ("DSR", 0.9)]
     assert row.source != "paper"
-    assert published.reported("resnet50", "dsr", 0.9).mean == row.mean
-    assert published.reported("resnet50", "dsr", 0.9, own=True) is None
+    assert published.reported("resnet50", "dsr", 0.9, unit="weight").mean == row.mean
+    assert published.reported("resnet50", "dsr", 0.9, unit="weight", own=True) is None
 
 
 def test_the_control_sums_of_the_tables_are_those_of_the_paper():

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from regrow.runs.find import Run
 from regrow.runs.recipe import Recipe, UsageError
 from reproduce.experiments import all_experiments, find_experiment
 from reproduce.results import ResultStore
-from reproduce.scales import TunedRate, find_scale
+from reproduce.scales import ScaleName, TunedRate, find_scale
 from reproduce.tuning import to_tune
 from reproduce.views import accuracy
 
@@ -186,3 +187,9 @@ def test_accuracy_is_drawn_against_the_time_of_training():
     runs = [Run(Path("f"), cell.recipes[0], {"top1": 52.0, "epochs": untimed}) for cell in cells]
     untimed_figures = find_experiment("overhead").view(scale, ResultStore(runs)).figures
     assert "overhead-time" not in {figure.name for figure in untimed_figures}
+
+
+def test_every_scale_of_the_command_line_exists_under_its_name():
+    assert [find_scale(name).name for name in get_args(ScaleName)] == list(get_args(ScaleName))
+    with pytest.raises(UsageError, match=f"The scales are {', '.join(get_args(ScaleName))}"):
+        find_scale("big")

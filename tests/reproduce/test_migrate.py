@@ -1,4 +1,4 @@
-"""Records of older versions are rewritten with the present names."""
+"""Records of older versions are rewritten with the current names."""
 
 import json
 from pathlib import Path

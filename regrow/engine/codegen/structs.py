@@ -32,7 +32,7 @@ I8, I32, I64 = (
 )
 U16, U32 = FieldType("uint16_t {}", ctypes.c_uint16), FieldType("uint32_t {}", ctypes.c_uint32)
 F32 = FieldType("float {}", ctypes.c_float)
-OFFSET = I64
+OFFSET = FieldType("int64_t {}", ctypes.c_int64)  # not I64: code that sets offsets finds them by this type
 """Bytes from the start of the arena or of the constants, or ABSENT."""
 
 

@@ -65,8 +65,8 @@ class Node:
 
     @cached_property
     def inputs(self) -> tuple[Value, ...]:
-        """The values it reads: those in the fields after `out`."""
-        contents = [getattr(self, field.name) for field in fields(self)[2:]]
+        """The values it reads: the fields after `out` that are a `Value` or a tuple of them."""
+        contents = [getattr(self, each.name) for each in fields(self)[2:]]
         operands = [each for content in contents for each in (content if isinstance(content, tuple) else (content,))]
         return tuple(operand for operand in operands if isinstance(operand, Value))
 

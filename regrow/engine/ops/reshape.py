@@ -91,7 +91,7 @@ class Concat(Node):
                 if out.planes is None:
                     plan.steps.append(GatherStep(self, (plan.flat(part, self),), (window,), None))
                 else:
-                    copy = Affine(self.name, self.out, part)
+                    copy = Affine(self.name, Value(self.out.name, part.shape), part)
                     plan.steps.append(NodeStep(copy, (plan.home_version(part, self),), (window,)))
                 copied.append(window)
             first += part.channels
