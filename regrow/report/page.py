@@ -9,11 +9,12 @@ import shlex
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from regrow import __version__
 from regrow.report.figures.base import DARK, LIGHT, dash
 from regrow.report.render import (
+    Section,
     every_choice,
     layered,
     sections,
@@ -23,6 +24,7 @@ from regrow.report.render import (
 )
 from regrow.report.tables import (
     Entry,
+    LeaderboardRow,
     Lookup,
     Task,
     leaderboard,
@@ -93,8 +95,23 @@ def _page(
     )
 
 
-def _part(task: Task, environments: Environments, published: Lookup | None) -> dict[str, Any]:
-    """Return what the template shows about a task; a series has its name, color and dashes."""
+class _Part(TypedDict):
+    """What the template shows about a task; a series has its name, color and dashes."""
+
+    task: Task
+    opening: dict[str, Any] | None
+    rows: list[LeaderboardRow]
+    has_top5: bool
+    has_published: bool
+    pending: list[dict[str, str]]
+    series: list[tuple[str, int, str]]
+    levels: list[tuple[float, str]]
+    layered: list[str]
+    sections: list[Section]
+    origins: list[dict[str, Any]]
+
+
+def _part(task: Task, environments: Environments, published: Lookup | None) -> _Part:
     rows = leaderboard(task, published)
     return {
         "task": task,
@@ -144,7 +161,7 @@ def _share(entry: Entry, kept: str, whole: str) -> str:
     return f"{100 * left.mean / total.mean:.3g} %" if left and total else "–"
 
 
-def _payload(parts: list[dict[str, Any]]) -> dict[str, Any]:
+def _payload(parts: list[_Part]) -> dict[str, Any]:
     """Return the data for the page's script."""
     return {
         "themes": {"light": LIGHT.config(), "dark": DARK.config()},
