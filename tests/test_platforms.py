@@ -155,7 +155,6 @@ def test_a_run_trains_stops_resumes_and_is_compiled_without_anything_of_posix(tm
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.platform == "win32", reason="hides compilers through PATH")
 def test_a_machine_without_a_compiler_builds_the_engine_with_zig(tmp_path: Path) -> None:
     zig()
@@ -171,7 +170,6 @@ def test_a_machine_without_a_compiler_builds_the_engine_with_zig(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("target", ZIG_TARGETS)
 def test_exported_c_and_the_engine_compile_for_other_systems(tmp_path: Path, target: str) -> None:
     model = build("resnet20").eval()

@@ -139,7 +139,6 @@ def test_any_network_is_computed_bit_for_bit(drawn: tuple[nn.Module, Tensor]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("lanes", LANES)
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(drawn=networks())

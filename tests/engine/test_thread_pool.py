@@ -122,7 +122,6 @@ def test_a_batch_does_not_wait_for_threads_that_have_not_started(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @needs_tools
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 @pytest.mark.parametrize(

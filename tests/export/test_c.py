@@ -185,7 +185,6 @@ def toolchains() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("toolchains")
 @pytest.mark.parametrize("weights", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("target", sorted(TARGETS))

@@ -80,7 +80,6 @@ def test_a_network_with_pruned_weights_has_the_same_outputs_after_shrinking(mode
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @settings(max_examples=3000, deadline=None)
 @given(model=networks(), sparsity=st.floats(0, 1), seed=st.integers(0, 999), filters=st.booleans())
 def test_shrinking_stays_exact_over_thousands_of_networks(model, sparsity, seed, filters):
