@@ -137,6 +137,7 @@ def test_few_private_names_of_torch_are_used_and_this_torch_has_them() -> None:
         assert pkgutil.resolve_name(name) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="changes Linux to look like Windows")
 def test_a_run_trains_stops_resumes_and_is_compiled_without_anything_of_posix(tmp_path: Path) -> None:
     encoding = "cp1252"  # of many Windows machines
