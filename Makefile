@@ -58,7 +58,7 @@ docs: install  ## build the documentation into docs/_build/html, warnings as err
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 check: test  ## `test` and everything slow, with the frameworks that the examples are for
-	$(INSTALL) -e ".[hosts,notebook,compiler]"
+	$(INSTALL) -e ".[hosts,notebook,compiler,dist]"
 	$(BIN)/python -m pytest -n 2 -m slow
 
 clean:  ## remove what was built, not what was measured
