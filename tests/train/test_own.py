@@ -252,12 +252,13 @@ def test_a_recipe_file_that_the_user_gives_may_name_code():
 @pytest.mark.slow
 def test_a_sweep_and_several_processes_train_a_network_of_ones_own():
     Path("sweep.toml").write_text(
-        f'model = "{MODEL}"\ndata = "{SETS}"\nepochs = 1\n[grid]\nseed = [0, 1]', encoding="utf-8"
+        f'model = "{MODEL}"\ndata = "{SETS}"\nepochs = 1\nevery = "auto"\nramp_by = "step"\n[grid]\nseed = [0, 1]',
+        encoding="utf-8",
     )
     regrow_ = [sys.executable, "-m", "regrow"]
     subprocess.run([*regrow_, "sweep", "sweep.toml", "--out", "runs"], check=True)
     assert len(list(Path("runs").glob("*/result.json"))) == 2
-    own = ["--model", MODEL, "--data", SETS, "--epochs", "1"]
+    own = ["--model", MODEL, "--data", SETS, "--epochs", "1", "--every", "auto", "--ramp-by", "step"]
     subprocess.run([*regrow_, "train", *own, "--nproc", "2", "--out", "two"], check=True)
     assert read_result("two")["processes"] == 2
 
