@@ -23,7 +23,6 @@ clone() {  # clone NAME [COMMIT]: a clone with an environment, made once
 
 mkdir -p "$folder/runs"
 clone long "$long_commit"
-clone code
 
 run=$folder/runs/resnet20-dpf90-paper
 if [ ! -d "$run" ] && [ -f "$kept/checkpoint.pt" ]; then
@@ -42,6 +41,7 @@ printf '{"epoch": %d, "cpu": "%s", "date": "%s"}\n' "$epoch" "$cpu" "$(date -I)"
     cd "$folder/long"
     exec nice -n 10 .venv/bin/regrow train cifar-resnet20 --every 16 --channels-last --threads 1 --out "$run"
 ) > "$folder/long.log" 2>&1 &
+clone code
 (
     cd "$folder/code"
     exec nice -n 10 .venv/bin/python -m benchmarks.queue "$folder/runs/cpu"
