@@ -22,8 +22,8 @@ clone() {  # clone NAME [COMMIT]: a clone with an environment, made once
 }
 
 # Keep freed memory and use huge pages: allocating the activations again in every step costs a fifth of the time.
-export GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.top_pad=268435456
-GLIBC_TUNABLES+=:glibc.malloc.trim_threshold=100000000000
+export GLIBC_TUNABLES=glibc.malloc.hugetlb=1 MALLOC_MMAP_MAX_=0 MALLOC_TOP_PAD_=268435456
+export MALLOC_TRIM_THRESHOLD_=100000000000
 
 main() {  # a function, so that a script that changes while it runs, as after git pull, is not read again
     mkdir -p "$folder/runs"
