@@ -29,16 +29,18 @@ def test_the_page_opens_with_one_table_of_one_word_verdicts_and_their_numbers():
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     found = [claim.title for claim in claims(find_scale("jpeg"), ResultStore.read(page.RECORDS))]
     assert [row[0] for row in rows] == found
-    assert {word for row in rows for word in (row[1], row[3])} <= {"yes", "partly", "no", "undecided", "open", "–"}
-    assert all(any(digit.isdigit() for digit in row[2]) for row in rows if row[1] != "open")
+    for verdicts, numbers in ((1, 2), (3, 4), (5, 6)):
+        assert {row[verdicts] for row in rows} <= {"yes", "partly", "no", "undecided", "open", "–"}
+        assert all(any(digit.isdigit() for digit in row[numbers]) for row in rows if row[verdicts] not in ("open", "–"))
 
 
-def test_the_page_names_the_data_and_shows_no_folder_of_a_machine():
-    text = "".join(page.pages().values())
+def test_the_pages_name_the_data_and_show_no_folder_of_a_machine():
+    pages = page.pages()
 
-    assert "CIFAR-10," not in text
-    assert "CIFAR-10 (JPEG q75)" in text
-    assert "/work" not in text
+    assert "ResNet-8, CIFAR-10 (JPEG q75)" in pages["claims"]
+    assert pages["claims-resnet8"].startswith("# Claims on ResNet-8, CIFAR-10 (JPEG q75)")
+    assert "JPEG" not in pages["claims-resnet20"]
+    assert "/work" not in "".join(pages.values())
 
 
 def test_the_commands_on_the_pages_print_the_tables_below_them(capsys, tmp_path):
