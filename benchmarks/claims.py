@@ -35,7 +35,9 @@ def pages() -> dict[str, str]:
     lines = [[row[0].title, *_verdicts(row)] for row in rows]
     head = ["claim", *(text for title, _ in PARTS.values() for text in (title, "the two numbers"))]
     explained_below = "\n\n".join(["## The claims, one by one", *map(_explanation, rows)])
-    written = {"claims": _join([f"# {TITLE}", table(head, lines), READING, explained_below, f"## Rules\n\n{RULE}"])}
+    written = {
+        "claims": _join([f"# {TITLE}", OPENING, table(head, lines), READING, explained_below, f"## Rules\n\n{RULE}"])
+    }
     seen: list[Claim] = []
     for name, (title, scale) in PARTS.items():
         details = _details(title, find_scale(scale), store, [claim for claim in found[name] if claim not in seen])
@@ -61,10 +63,12 @@ PARTS = {
     "claims-resnet8": (f"ResNet-8, {JPEG}", "jpeg"),
     "claims-digits": ("digits", "digits"),
 }
+OPENING = "On this page you can check, claim by claim, whether our runs reproduce the DPF paper."
 READING = f"""
-The two numbers are DPF's accuracy and the other accuracy of the comparison in which DPF is least ahead, or the
-quantities that the claim is about. *Yes* means that all comparisons agree, *partly* that some do, *no* that none does,
-*undecided* that the runs are not comparable or too few (one seed is too few), *open* that they were not run.
+The two numbers are from the comparison that is worst for DPF: the accuracy of DPF, then the other accuracy. If a
+claim is about other quantities, they are shown instead. *Yes* means that all comparisons agree, *partly* that some
+do, *no* that none does, *undecided* that the runs are not comparable or too few (one seed is too few), *open* that
+they were not run.
 
 These are trainings on two CPU cores: ResNet-20 on CIFAR-10 for 12 epochs, ResNet-8 on {JPEG} for 8 epochs, and a
 network of three convolutions on the digits that come with the package. They are far shorter than the paper's, so a

@@ -1,4 +1,4 @@
-"""Pickles that others made, read without running code, in time and memory in proportion to their size."""
+"""Reads pickles of other programs without running code; time and memory are proportional to their size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEYS = (str, bytes, int)
 
 # The C unpickler allocates as much memory as a file requests; the Python one does not.
 class CarefulUnpickler(pickle._Unpickler):
-    """Base class of readers; a subclass decides in `find_class` which names stand for which of our own functions.
+    """Base class of readers; `find_class` of a subclass returns our own function for each name in a pickle.
 
     Keys of dicts are texts and numbers: the hash of a few nested tuples, each of which holds the one before twice,
     would take longer than the age of the universe.

@@ -345,7 +345,7 @@ def cpu_name() -> str:
 
 
 def cpu_features() -> str:
-    """Return what code for this very CPU depends on, so that a cache shared by machines has one build for each."""
+    """Return the CPU features that compiled code depends on: a cache shared by machines has one build for each CPU."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -254,11 +254,11 @@ class RuntimeComparison:
             dense = f"the fastest dense runtime here, {self.best_dense}"
             return f"The model is not pruned: {_as_fast(self.gain)} {dense}."
         if self.gain > 1.05:
-            return f"Sparsity pays: the model is {self.gain:.1f} times faster with {rival}."
+            return f"Sparsity helps: the model is {self.gain:.1f} times faster with {rival}."
         if self.gain > 0.95:
             return f"Sparsity makes no difference to speed: equally fast for {rival}."
         return (
-            f"Sparsity does not pay: dense is {1 / self.gain:.1f} times faster ({rival}). Prune more, or run it dense."
+            f"Sparsity does not help: dense is {1 / self.gain:.1f} times faster ({rival}). Prune more, or run it dense."
         )
 
 

@@ -57,11 +57,11 @@ def reproduce(
 
     Args:
         name: The item to reproduce, or `all`.
-        scale: The paper's own protocol; scaled down on CIFAR-10 for CPUs (cpu, small, and jpeg for
-            the records of a JPEG copy); on digits; or a quick test.
-        seeds: Trainings behind each number. None: 3; on digits 5, at scale smoke 1.
+        scale: Size of the experiments. paper: the paper's own protocol; cpu and small: CIFAR-10, scaled down for CPUs;
+            jpeg: a JPEG copy of CIFAR-10, for older records; digits: the digits of the package; smoke: a quick test.
+        seeds: Number of training runs behind each number, one per seed. None: 3; on digits 5, at scale smoke 1.
         out: Folder for run folders, tables and figures.
-        workers: Trainings at the same time. None: one per processor, or one if they take seconds.
+        workers: Number of training runs in parallel. None: one per processor, or one if they take seconds.
         on: Processes on this machine, a Ray cluster, or SLURM.
         device: cpu, cuda or mps. None: as in the recipes, which is cuda for ImageNet and cpu for all others.
         tune: Tune the learning rate of methods for which none is known, on held-out training images.

@@ -28,8 +28,8 @@ mean that two runs cannot be compared:
   training (digits, six trainings).
 * *other size*: one of the two models has more than {100 * SIZE:g} % more parameters left than the other or, if filters
   are pruned, more MACs.
-* *other mask*: a run marked ‡ does not have the mask of the run that it is compared with, but one from a repetition of
-  that training.
+* *other mask*: a run marked ‡ uses the mask of a repeated training, which differs from that of the run that it is
+  compared with.
 """.strip()
 SHOWN, NOT_SHOWN, TOO_FEW, OPEN = "reproduced", "not reproduced at this scale", "one seed only", "not run"
 _SFP = (

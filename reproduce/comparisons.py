@@ -1,4 +1,4 @@
-"""Pairs of methods of which the first should be ahead, by the paper's claims and by ours."""
+"""Pairs of methods: by a claim of the paper, or one of ours, the first of each pair should be ahead."""
 
 from __future__ import annotations
 

@@ -76,9 +76,9 @@ MEASURED = RuntimeComparison(
 @pytest.mark.parametrize(
     ("seconds", "sentence"),
     [
-        (0.001, "Sparsity pays: the model is 4.0 times faster with 90.0% zeros"),
+        (0.001, "Sparsity helps: the model is 4.0 times faster with 90.0% zeros"),
         (0.004, "equally fast for 90.0% zeros"),
-        (0.008, "does not pay"),
+        (0.008, "does not help"),
     ],
 )
 def test_the_verdict_compares_with_the_fastest_dense_runtime(seconds: float, sentence: str) -> None:

@@ -30,7 +30,7 @@ def bench(
     Args:
         what: The folder of a run, a model file (safetensors or packed), or a network such as resnet20.
         sparsity: Fraction of zeros for a network given by name: random masks, sparser in large layers.
-        batch: Images at a time: 1 for latency, 32 or so for throughput.
+        batch: Batch size: 1 to measure latency, about 32 to measure throughput.
         threads: Threads for every runtime.
         seconds: Total measuring time; tuning and preparing the runtimes take additional time.
         layers: Also show the time of every layer in the engine.

@@ -150,10 +150,10 @@ def _show_files(console: Console, out: Path, files: Mapping[str, Path]) -> None:
     else:
         console.print(f"picture       {', '.join(str(path) for path in figures)}", soft_wrap=True)
     next_steps = {
-        "regrow train digits --sparsity 0.98": "how far does it go?",
-        f"regrow inspect {out / 'DPF'}": "what is left of each layer",
+        "regrow train digits --sparsity 0.98": "prune more",
+        f"regrow inspect {out / 'DPF'}": "non-zero weights of each layer",
         "regrow recipes": "CIFAR-10 and ImageNet as in the paper",
-        f"regrow report {out}": "these runs as a page",
+        f"regrow report {out}": "these runs as one HTML page",
         "regrow.DPF(model, optimizer, sparsity=ramp, settle=0.1, total_steps=steps)": "in your own loop",
     }
     widest = max(map(len, next_steps))

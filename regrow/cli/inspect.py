@@ -30,8 +30,8 @@ def inspect(
 ) -> int:
     """Print the layers of a network, a run or a model file: weights, non-zeros and MACs.
 
-    For a network that is not one of regrow.models, name what builds it with --model. Without it, the non-zeros of each
-    tensor are listed.
+    For a network that is not one of regrow.models, --model names the callable that builds it. Without --model, the
+    command lists the non-zeros of each tensor.
 
     Args:
         what: A network such as resnet20, the folder of a run, or a model file (safetensors or packed).
@@ -118,7 +118,7 @@ def _tensors(tensors: Mapping[str, Tensor]) -> str:
         f"{name:{width}}  {shape:{sizes}}  {count:11,}  {kept:11,}  {100 * kept / max(count, 1):5.1f} %"
         for name, shape, count, kept in rows
     ]
-    return "\n".join([*lines, "", "For MACs, name what builds the network: --model package.module:callable"])
+    return "\n".join([*lines, "", "For MACs, name the callable that builds it: --model package.module:callable"])
 
 
 def _trainer_state(folder: Path, ranks: Ranks) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def _recipe(source: Path) -> Recipe | None:
 def _unnamed(source: Path) -> str:
     recipe = _recipe(source)
     name = recipe.model if recipe is not None and ":" in recipe.model else "package.module:callable"
-    return f"{source} holds a network that is not one of regrow.models: name what builds it, --model {name}"
+    return f"{source} holds a network that is not in regrow.models: name the callable that builds it, --model {name}"
 
 
 def _unfinished(folder: Path) -> str | None:

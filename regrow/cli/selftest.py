@@ -120,8 +120,8 @@ def _measure(model: nn.Module, place: torch.device, steps: int) -> Iterator[tupl
     plans: dict[str, dict[str, Any] | None] = {
         "plain step": None,
         "step": {"every": 10**9},
-        "refresh, global": {"every": 1},
-        "refresh, layer": {"every": 1, "scope": "layer"},
+        "mask update, global": {"every": 1},
+        "mask update, layer": {"every": 1, "scope": "layer"},
     }
     for label, options in plans.items():
         copied = copy.deepcopy(model).to(place)

@@ -35,14 +35,14 @@ def sweep(
     Args:
         file: The sweep file.
         out: Folder for the run folders. None: runs/ and the name of the file.
-        workers: Runs at a time. None: one per processor.
+        workers: Number of runs in parallel. None: one per processor.
         on: Processes on this machine, a Ray cluster, or SLURM.
         address: Address of a Ray cluster; None starts one on this machine. With slurm, "local" runs without SLURM.
         cpus: Processors per run; also its threads unless the recipe sets them.
         gpus: GPUs per run.
         partition: SLURM partition.
         minutes: Time limit of a SLURM job; a longer run continues in another job.
-        retries: How often a run may die without a new checkpoint before it counts as failed.
+        retries: How often a crashed run is restarted without a new checkpoint before it counts as failed.
         dry_run: List the runs and their state; start nothing.
     """
     from regrow.sweep import Resources, SweepStoppedError, read_sweep, run_all

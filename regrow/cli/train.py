@@ -51,7 +51,7 @@ def train(
         dry_run: Train some batches, make masks, estimate the time, and write nothing.
         save_every: Seconds between checkpoints; one is also written after every epoch.
         nproc: Processes on this machine that split each batch. For more machines see docs/scaling.md.
-        restarts: With --nproc, how often all are restarted after one has died.
+        restarts: With --nproc, how often all processes are restarted after one of them crashes.
         recipe: Fields of the recipe, with its values as defaults.
     """
     if name is not None:
@@ -162,7 +162,7 @@ def _train(recipe: Recipe, folder: Path | None, save_every: float, imports: froz
 
 
 class _Optional:
-    """A listener that the run can do without: after an error, it says so once and is not called again."""
+    """An optional listener: after its first error, it prints a message and is not called again."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener: Listener | None = listener

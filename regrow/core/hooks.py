@@ -23,7 +23,7 @@ _COUPLED = (SGD, Adam, Adagrad, RMSprop, Adamax, NAdam, RAdam, Adadelta, ASGD)
 
 
 class StepHooks:
-    """Registers step hooks with an optimizer and calls back once per step, also if one step calls another.
+    """Registers step hooks with an optimizer and calls back once per step, even if one step calls another.
 
     The argument of `before` is whether the step has a closure, that of `after` whether the step counts. `around` is
     called instead of a closure and must call it.
@@ -38,7 +38,7 @@ class StepHooks:
         around: Callable[[Callable[[], Any]], Any],
     ) -> None:
         self.initializing = False
-        """Whether the present step is one with which distributed checkpoint initializes the optimizer's state."""
+        """Whether distributed checkpoint makes this step, only to initialize the optimizer's state."""
         self.running = False
         """Whether the optimizer is inside a step."""
         self._shards, self._before, self._after, self._around = shards, before, after, around
@@ -87,8 +87,8 @@ class Owners:
                 raise ValueError(f"{target.name} is stepped inside backward, where there are no step hooks")
             if id(target.param) not in stepped:
                 raise ValueError(
-                    f"the optimizer does not hold {target.name}: give it to the optimizer, leave it out with "
-                    "targets=..., and keep one optimizer for all targets (not one per parameter inside backward)"
+                    f"the optimizer does not hold {target.name}: pass it to the optimizer, or leave it out "
+                    "with targets=... All targets need one optimizer (not one per parameter inside backward)"
                 )
             if id(target.param) in self._pruners:
                 gc.collect()  # a pruner and its optimizer are a reference cycle, which may be unused but not yet freed

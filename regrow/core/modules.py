@@ -25,7 +25,7 @@ TOLERANCE = 1e-4
 """Largest accepted difference between a compiled model and its module, relative to the largest output."""
 
 ROUNDING = 10.0
-"""Multiple of torch's own rounding error that is accepted, too."""
+"""A difference of up to this multiple of torch's own rounding error is accepted, too."""
 
 LARGEST_ROUNDING = 0.1
 """Largest difference that is ever taken for rounding, relative to the largest output."""
@@ -179,7 +179,7 @@ def check_same(result: Tensor, expected: Tensor, model: nn.Module, example: Tens
 def disagreement(
     result: Tensor, expected: Tensor, exact: Callable[[], Tensor | None], tolerance: float
 ) -> tuple[float, float] | None:
-    """Return by how much an output differs from the expected one and how much is accepted; None if that is not more.
+    """Return the difference from the expected output and the accepted difference; None if the output is accepted.
 
     Accepted are `tolerance` times the largest expected magnitude, however small that is, and `ROUNDING` times torch's
     own error: the distance of `expected` from `exact()`, the output in float64, which is computed only if needed.

@@ -72,7 +72,7 @@ class Pruner:
     has_own_schedule: ClassVar[bool] = False
     """Whether the method decides itself when it reaches `sparsity`, as fractions of `total_steps`."""
     ignores_options: ClassVar[bool] = False
-    """Whether recipes may contain options that the method does not have, as for the baseline of any recipe."""
+    """Whether the method ignores options that it does not have, so that any recipe can train it as a baseline."""
     resume_options: ClassVar[tuple[str, ...]] = ("every", "unit", "criterion", "channels", "weight_decay_at")
     """Options that must be the same when a run is resumed."""
     _owners: ClassVar[Owners] = Owners()
@@ -303,7 +303,7 @@ class Pruner:
 
     @property
     def masks(self) -> Masks:
-        """The present masks; later steps update them in place (`.clone()` makes a copy).
+        """The current masks; later steps update them in place (`.clone()` makes a copy).
 
         With sharded weights these are the rows of this process. `sparsity` and `stats()` always count over all
         processes, so all processes must call them.

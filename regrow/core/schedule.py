@@ -15,7 +15,7 @@ Sparsity = float | Schedule | Mapping[str, float | Schedule]
 """A number or a schedule for all targets, or one for each pattern of their names; the first that matches decides."""
 
 Level = float | Mapping[str, float]
-"""The sparsity at one step, or one that is constant: of all targets, or by pattern."""
+"""A sparsity without a schedule: one number for all targets, or one for each pattern."""
 
 SHORTEST_RAMP = 120 * 391
 """Optimizer steps of the shortest ramp in the paper (WideResNet on CIFAR-10): periods are scaled below it."""
@@ -95,7 +95,7 @@ class PerPattern:
 
 
 def as_schedule(sparsity: Sparsity) -> Schedule | PerPattern:
-    """Return a number as a constant schedule, and a schedule itself after checking its first value."""
+    """Convert a number to a constant schedule; return a schedule unchanged after checking its first value."""
     if isinstance(sparsity, Mapping):
         return PerPattern(
             {pattern: _one_schedule(each, f"sparsity[{pattern!r}]") for pattern, each in sparsity.items()}

@@ -64,7 +64,7 @@ class SoftWeight(Weight):
         """Take over weights written by other code; return whether they are non-zero outside the mask.
 
         If they are, they become w. Otherwise they are taken as ŵ: w becomes sign(ŵ)·(|ŵ| + τ) where they differ from
-        the present ŵ, so that the model holds what was written, and stays the same elsewhere.
+        the current ŵ, so that the model holds what was written, and stays the same elsewhere.
         """
         if self.dense is None:
             return super().accept_external_write()

@@ -157,7 +157,7 @@ def _mask(saved: Tensor, weight: Weight) -> Tensor:
 
 
 def _check_fit(mask: Tensor, error: Tensor | None, weight: Weight) -> None:
-    """Raise unless the saved error and the model's present weights belong to the saved mask."""
+    """Raise unless the saved error and the model's current weights belong to the saved mask."""
     name = weight.target.name
     pruned = mask.numel() - int(torch.count_nonzero(mask))
     if error is not None and error.numel() != pruned:

@@ -88,7 +88,7 @@ def zero_outside(masks: Mapping[str, Tensor], model: nn.Module) -> None:
     parameters = named_parameters(model)
     for name, mask in masks.items():
         if name not in parameters or local_part(parameters[name]).shape != mask.shape:
-            found = tuple(local_part(parameters[name]).shape) if name in parameters else "none of that name"
+            found = tuple(local_part(parameters[name]).shape) if name in parameters else "no parameter with this name"
             raise ValueError(f"the other model must have {name} of shape {tuple(mask.shape)}, it has {found}")
     with torch.no_grad():
         for name, mask in masks.items():
@@ -252,7 +252,7 @@ def _warn_of_what_is_left(
     if 2 * pruned < sum(sizes.values()):
         warn(
             f"only {100 * pruned / sum(sizes.values()):.0f} % of the model's weights are pruned: those of "
-            f"convolutions, linear layers and attention. The largest that are left are {', '.join(left[:3])} "
+            f"convolutions, linear layers and attention. The largest weights that stay dense are {', '.join(left[:3])} "
             f"({len(left)} in all). Name what to prune with targets=..."
         )
 

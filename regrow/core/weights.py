@@ -46,7 +46,7 @@ class Weight:
         self.bind_storage()
 
     def bind_storage(self) -> None:
-        """Use the parameter's present storage for ŵ, and make the views with which ŵ is computed."""
+        """Use the parameter's current storage for ŵ, and make the views with which ŵ is computed."""
         check_storage(self.target)
         self.pruned = self.target.local
         self.mask = like(self.pruned, self.mask, torch.bool)
@@ -323,7 +323,7 @@ class Weights(dict[str, Weight]):
         return sum(numbers[: len(changes)]), dict(zip(self, numbers[len(changes) :], strict=True))
 
     def reset_storage(self) -> None:
-        """Let the parameters keep their present values, in the storage of ŵ."""
+        """Let the parameters keep their current values, in the storage of ŵ."""
         for weight in self.values():
             weight.reset_storage()
         self.holding_dense = False
@@ -345,7 +345,7 @@ class Weights(dict[str, Weight]):
         if unseen:
             warn(
                 f"{unseen[0]} was written through .data, which autograd does not notice. All weights are taken as "
-                "they are, but only a few elements of each are compared: write under torch.no_grad() instead."
+                "they are now, but a write to a few elements can be missed: write under torch.no_grad() instead."
             )
         for name, weight in (self if unseen else modified).items():
             if weight.accept_external_write() and not unseen:

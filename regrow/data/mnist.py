@@ -130,7 +130,7 @@ MNIST = Dataset(
         pad=2,  # the digits are centered: small shifts are enough
         flip=False,
         source=(
-            "Put the four idx files of MNIST (train-images-idx3-ubyte.gz, ...), or a part of it in such files, into "
+            "Put the four idx files of MNIST (train-images-idx3-ubyte.gz, ...), or with some of its images, into "
             "the folder mnist/ of the directory that REGROW_DATA names"
         ),
     ),

@@ -58,8 +58,8 @@ _DTYPE = Option(Literal["fp32", "fp16", "bf16", "int8"], "fp32", "Precision of t
 _SPARSE = Option(bool, False, "Store sparse weights as sparse initializers: a smaller file, not a faster model.")
 _WEIGHTS = Option(Literal["fp32", "fp16", "int8"], "fp32", "Precision of the weights.")
 _LANES = Option(Literal[4, 8, 16], 4, "Floats in a vector register: 4 for NEON and SSE, 8 for AVX2, 16 for AVX-512.")
-_MEAN = Option(tuple[float, ...], (), "Mean of each channel, for pixels in [0, 1]; a run's is the default.")
-_STD = Option(tuple[float, ...], (), "Standard deviation of each channel; a run's is the default.")
+_MEAN = Option(tuple[float, ...], (), "Mean of each channel, for pixels in [0, 1]. Default: that of the run.")
+_STD = Option(tuple[float, ...], (), "Standard deviation of each channel. Default: that of the run.")
 
 FORMATS = {
     "packed": Format(".regrow", "regrow.files.packed:save", "a small file for regrow.load", {"dtype": _DTYPE}, False),

@@ -75,7 +75,7 @@ class _Reader(CarefulUnpickler):
         if key not in self._storages:
             content = bytearray(self._content(f"data/{key}"))
             if len(content) != count * dtype.itemsize:
-                raise ValueError(f"storage {key} has {len(content):,} bytes, its type and size need another number")
+                raise ValueError(f"storage {key} has {len(content):,} bytes, which does not match its type and size")
             self._storages[key] = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
         if self._storages[key].dtype != dtype:
             raise ValueError(f"storage {key} has two types")

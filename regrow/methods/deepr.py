@@ -1,7 +1,7 @@
 """Deep rewiring (Bellec et al. 2018): weights move with noise, and those that cross zero are replaced at random.
 
 This is the variant that DSR was compared with: an L1 gradient of 1e-5 and noise N(0, √(2ηT)) on the gradients of active
-weights, with η = 0.01 and a temperature T that falls from 1e-5 to 1e-15 over training; after every step a weight that
+weights, with η = 0.01 and a temperature T that falls from 1e-5 to 1e-15 over training. After every step a weight that
 has changed its sign is dropped, and a random free connection of the layer grows. There is no weight decay besides the
 L1 term. Different from the original: the noise is part of the gradient, so that the learning rate scales it (Bellec et
 al. add it to the weight, with η the learning rate), the optimizer's own step replaces plain gradient descent (with its
@@ -56,7 +56,10 @@ class DeepR(DropAndGrow):
         self._before: dict[str, Tensor] = {}
         super().__init__(model, optimizer, sparsity=sparsity, every=1, total_steps=total_steps, **options)
         if decays := [group["weight_decay"] for group in self.optimizer.param_groups if group.get("weight_decay")]:
-            warn(f"DeepR has its L1 term in place of weight decay, and this optimizer decays by {decays[0]:g} as well.")
+            warn(
+                f"DeepR has its L1 term in place of weight decay, but this optimizer also decays by {decays[0]:g}: "
+                "set weight_decay=0"
+            )
 
     @torch.no_grad()
     def before_update(self) -> None:

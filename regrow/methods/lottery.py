@@ -98,7 +98,7 @@ class LotteryTicket:
         found = find_targets(model, targets, include_last=include_last, exclude=exclude)
         self.targets = {target.name: target.param for target in found}
         if sharded := [name for name, parameter in self.targets.items() if is_sharded(parameter)]:
-            raise TypeError(f"{sharded[0]} is sharded: a lottery ticket is drawn from whole weights, use DDP instead")
+            raise TypeError(f"{sharded[0]} is sharded, but LotteryTicket needs whole weights: use DDP instead")
         self.sparsities = level_sparsities(sparsity, drop_fraction)
         self.folder = None if folder is None else Path(folder)
 
@@ -224,7 +224,7 @@ def from_scratch(
     """Train `model` with `masks` fixed from the start, to see whether they are a lottery ticket (Section 6).
 
     Returns the result of `train(model, masks, steps)`, which attaches `Fixed(model, optimizer, masks)`. `initial` is
-    the `state_dict()` at the start of the training that found the masks; without it the model trains from its present
+    the `state_dict()` at the start of the training that found the masks; without it the model trains from its current
     weights, for example a new initialization. `steps` is the length of that training ("same epochs"), or the result of
     `steps_of_equal_flops` ("same FLOPs").
     """

@@ -96,7 +96,9 @@ def _gradients(
     """Return the gradient of `loss` for every parameter and leave no other trace."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if any(map(is_sharded, parameters)):
-        raise ValueError("loss= needs whole weights, these are sharded: without it the first training step scores them")
+        raise ValueError(
+            "loss= needs whole weights, but these are sharded: leave out loss=, and the first training step scores them"
+        )
     norms = [module for module in model.modules() if inference and isinstance(module, _BatchNorm) and module.training]
     buffers = {buffer: buffer.clone() for buffer in model.buffers()}
     unsynchronized = getattr(model, "no_sync", nullcontext)  # DDP would wait for a backward pass

@@ -146,7 +146,7 @@ def made(folder: Path, *, file: Path | None = None) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def entered(folder: Path) -> Iterator[None]:
-    """Make `folder` and lock it; after an error nothing is left of it if nothing but the lock was written."""
+    """Make `folder` and lock it; after an error, remove it if it contains only the lock."""
     with made(folder) as new, locked(folder):
         try:
             yield
@@ -202,7 +202,7 @@ class Metrics:
             if not 0 <= position <= os.fstat(self._file.fileno()).st_size:
                 self._file.close()
                 raise RunFolderError(
-                    f"{path} is shorter than the checkpoint beside it says. Restore it, or remove both."
+                    f"{path} is shorter than its checkpoint expects. Restore the file, or remove both."
                 )
             self._file.truncate(position)
             self._file.seek(position)

@@ -70,8 +70,8 @@ class Recipe:
     method: str = "dpf"
     """Pruning method: `regrow methods` lists them. fixed keeps given masks (see masks), dense prunes nothing."""
     sparsity: float | str = 0.9
-    """Final pruned fraction of the targeted weights (or filters); or one for each pattern of names, of which the first
-    that matches decides: layer4.*=0.95,*=0.8 (in TOML also as a table)."""
+    """Final fraction of the targeted weights (or filters) that is pruned. It can differ by layer, as in
+    layer4.*=0.95,*=0.8 (in TOML also as a table): the first pattern that matches a name applies."""
     every: int | Literal["auto"] | None = None
     """Optimizer steps between mask updates. None: as in the method's paper (16 for dpf, an epoch for most others).
     auto: the paper's number, scaled down with the length of a short training."""
@@ -127,9 +127,9 @@ class Recipe:
     lr_drop_factor: float = 0.1
     """Factor of the learning rate at each drop."""
     warmup: float = 0.0
-    """Fraction of training over which the learning rate rises linearly to --lr."""
+    """Length of the warm-up, in which the learning rate rises linearly to --lr, as a fraction of training."""
     warmup_from: float = 0.0
-    """Start of the rise, as a fraction of --lr."""
+    """Learning rate at the start of the warm-up, as a fraction of --lr."""
     finetune_epochs: int = 0
     """Additional epochs with a fixed mask and a new optimizer."""
     finetune_optimizer: Literal["sgd", "adam"] = "sgd"

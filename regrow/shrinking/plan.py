@@ -1,4 +1,4 @@
-"""Decide which channels stay: analyze the graph, then drop what nothing needs."""
+"""Decide which channels stay: analyze the graph, then drop the channels that no kept channel needs."""
 
 from __future__ import annotations
 

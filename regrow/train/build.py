@@ -144,7 +144,7 @@ def make_model(recipe: Recipe, info: DatasetInfo | None = None, imports: Collect
 def _named_model(name: str, info: DatasetInfo, options: Mapping[str, int]) -> models.Network:
     if not (info.classes and info.size):  # user data
         missing = "a number of classes (give the data set an attribute `classes`)" if info.size else "square images"
-        raise RecipeError(f"model {name!r} needs {missing}, which {info.name!r} does not have: name a --model of yours")
+        raise RecipeError(f"model {name!r} needs {missing}, which {info.name!r} does not have: pass your own --model")
     return models.build(name, classes=info.classes, channels=info.channels, size=info.size, **options)
 
 

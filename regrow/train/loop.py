@@ -62,7 +62,7 @@ class Phase:
 
 
 class Trainer:
-    """Trains a recipe. After any step, `run` can be left; a trainer built from its state continues bit for bit.
+    """Trains a recipe. `run` can stop after any step; a trainer built from the saved state continues bit for bit.
 
     `sets` replaces the images of `recipe.data`. `imports` are the callables that the user allows to import. All `ranks`
     call all methods in the same order.

@@ -41,7 +41,7 @@ def named_callable(field: str, name: str, imports: Collection[str]) -> Callable[
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but one that it imports does not
-        raise RecipeError(f"{field} {name!r}: there is no module {error.name!r} here or among the packages") from None
+        raise RecipeError(f"{field} {name!r}: no module {error.name!r} here or in the installed packages") from None
     for part in path.split("."):
         if not hasattr(found, part):
             raise RecipeError(f"{field} {name!r}: {module_name} has no {part!r}.{did_you_mean(part, dir(found))}")

@@ -83,7 +83,7 @@ def _enter(recipe: Recipe, folder: Path, lock: ExitStack) -> Recipe:
 
 
 def _completed(recipe: Recipe, folder: Path) -> Recipe:
-    """Return the recipe with the fields that it leaves open: from the folder, or from this machine."""
+    """Return the recipe with its unset fields filled in from the folder or from this machine."""
     path = folder / "recipe.toml"
     if path.is_file():
         saved = Recipe.read(path)
@@ -130,7 +130,7 @@ def about_run(recipe: Recipe, seconds: float, processes: int = 1) -> dict[str, A
 def make_result(
     trainer: Trainer, costs: Account, records: list[dict[str, Any]], last: dict[str, Any], about: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the content of result.json; `records` are those of all epochs and `last` is that of the last one."""
+    """Return the content of result.json; `records` has one record per epoch, and `last` is the last record."""
     return {
         "name": about["name"],
         "key": about["key"],

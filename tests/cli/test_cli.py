@@ -438,7 +438,7 @@ def test_selftest_compares_the_code_for_accelerators_with_the_cpu(capsys):
     code, said, _ = call(capsys, "selftest", "--device", "cpu", "--network", "small", "--steps", "1")
     assert code == 0
     assert said.count(" equal") == 20
-    assert "refresh, layer" in said
+    assert "mask update, layer" in said
     assert "all masks are those of the CPU" in said
 
 

@@ -144,7 +144,7 @@ def test_a_file_without_a_network_asks_for_the_callable_that_builds_it(tmp_path,
     regrow.save({"weight": torch.ones(3, 4)}, tmp_path / "own.regrow")
     code, said = said_by(capsys, command, tmp_path / "own.regrow")
     assert code == 2
-    assert "is not one of regrow.models: name what builds it, --model package.module:callable" in said
+    assert "is not in regrow.models: name the callable that builds it, --model package.module:callable" in said
 
 
 def test_a_run_that_is_not_finished_says_how_to_finish_it(run, tmp_path, capsys):

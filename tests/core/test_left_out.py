@@ -39,7 +39,7 @@ def test_a_model_that_is_mostly_left_out_is_warned_about_once(layers, largest):
         regrow.DPF(model, torch.optim.SGD(model.parameters(), lr=0.1), sparsity=0.8)
     [message] = [str(each.message) for each in caught]
     assert "% of the model's weights are pruned" in message
-    assert f"The largest that are left are {largest}" in message
+    assert f"The largest weights that stay dense are {largest}" in message
     assert "targets=" in message
 
 

@@ -137,7 +137,7 @@ def test_the_checkpoint_of_another_run_is_refused_until_it_is_removed(tmp_path, 
 
 def test_removed_or_truncated_metrics_are_an_error(folder):
     (folder / "metrics.jsonl").write_bytes(b"")
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl is shorter than the checkpoint beside it says"):
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl is shorter than its checkpoint expects"):
         run(QUICK, folder)
     (folder / "metrics.jsonl").unlink()
     with pytest.raises(RunFolderError, match=r"metrics\.jsonl is shorter"):

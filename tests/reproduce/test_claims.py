@@ -24,8 +24,9 @@ def test_the_pages_are_up_to_date_with_the_results():
 
 
 def test_the_page_opens_with_one_table_of_one_word_verdicts_and_their_numbers():
-    heading, table = page.pages()["claims"].split("\n\n")[:2]
+    heading, opening, table = page.pages()["claims"].split("\n\n")[:3]
     assert heading.startswith("# ")
+    assert "\n" not in opening
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     found = [claim.title for claim in claims(find_scale("jpeg"), ResultStore.read(page.RECORDS))]
     assert [row[0] for row in rows] == found

@@ -141,7 +141,7 @@ def test_a_run_of_ones_own_resumes_to_the_same_bits(data):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model": "foreign.nett:build"}, r"there is no module 'foreign.nett'"),
+        ({"model": "foreign.nett:build"}, r"no module 'foreign.nett' here or in the installed packages"),
         ({"model": "foreign.net:bild"}, r"foreign.net has no 'bild'. Did you mean 'build'"),
         ({"model": "foreign.net:number"}, r"must name a callable, but 'foreign.net:number' is an int"),
         ({"model": "foreign.net:nothing"}, r"'foreign.net:nothing' returned None, expected an nn.Module"),
@@ -190,7 +190,7 @@ def test_a_foreign_run_folder_imports_nothing(finished, arguments, capsys):
     assert command(*before, finished, *after) == 2
     told = capsys.readouterr().err.strip()
     assert told.count("\n") == 0
-    assert "name it" in told or "name what builds it" in told
+    assert "name it" in told or "name the callable that builds it" in told
     assert f"--model {MODEL}" in told
     assert not Path("imported").exists()
     assert "foreign.net" not in sys.modules

@@ -30,7 +30,7 @@ MOST_SIDES = 8
 
 _HALO_BUFFERS = ("halo_buffer", "second_halo_buffer")
 _OUTER = ("groups", "channel_split", "followers", "band", "variant", "fills_halo_buffers")
-"""Numbers that are not compiled in: of groups of channels, and those that only the loops around the kernels read."""
+"""Fields that are not compiled in: the number of channel groups, and those that only the outer loops read."""
 
 
 def specialize(plan: Plan) -> tuple[Plan, Kernels]:

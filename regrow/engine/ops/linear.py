@@ -57,7 +57,7 @@ class Linear(WeightedNode, KernelNode):
         return self.activation(y).reshape(-1, *self.out.shape)
 
     def never_negative(self, value: Value) -> bool:
-        """As the activation says."""
+        """Whether the activation returns no negative values."""
         return self.activation.never_negative
 
     def call(self, lowering: Lowering, x: Buffer, out: Buffer) -> dict[str, Any]:  # type: ignore[override]

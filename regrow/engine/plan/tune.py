@@ -99,7 +99,7 @@ def _read(path: Path, problems: Sequence[TileProblem]) -> Tuning | None:
 
 
 def ranked(taken: Mapping[Tile, Sequence[float]]) -> list[Tile]:
-    """Return the tiles, fastest first, by the median: the minimum of ratios may come from a disturbed denominator."""
+    """Return the tiles, fastest first, by median: a disturbed reference time can make the minimum ratio too low."""
     return sorted(taken, key=lambda tile: median(taken[tile]))
 
 

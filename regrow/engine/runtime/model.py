@@ -62,7 +62,7 @@ class Profile:
         return self.table()
 
     def table(self, peak: float | None = None) -> str:
-        """Return a table of all layers; with `peak` (multiply-accumulates per second), also in per cent of it."""
+        """Return a table of all layers; with `peak` (multiply-accumulates per second), also in percent of it."""
         width = max([len("all"), *(len(layer.name) for layer in self.layers)])
         total = LayerTime("all", "", self.seconds, self.macs)
         rows = [f"{'layer':{width}}  {'':9}  {'µs':>9}  {'k MACs':>10}  {'GMAC/s':>6}{'  % of peak' if peak else ''}"]
