@@ -41,12 +41,9 @@ class Experiment:
 
 Train = Callable[[Sequence[Recipe], Path], None]
 """Function that trains recipes in subfolders of a folder and skips finished ones."""
-Tell = Callable[[str], None]
 
 
-def reproduce(
-    experiment: Experiment, scale: Scale, out: Path, *, train: Train, tune: bool = True, tell: Tell = print
-) -> View:
+def reproduce(experiment: Experiment, scale: Scale, out: Path, *, train: Train, tune: bool = True) -> View:
     """Run everything that `experiment` needs at `scale` below `out`, and return its view.
 
     An interrupted call can be repeated and resumes. With `tune`, unknown learning rates are tuned first.
@@ -54,8 +51,8 @@ def reproduce(
     folder = out / scale.name
     scale = with_choices(scale, folder)
     if tune:
-        scale = _tuned(experiment, scale, folder, train, tell)
-    _complete(lambda store: experiment.cells(scale, store), folder, train, tell)
+        scale = _tuned(experiment, scale, folder, train)
+    _complete(lambda store: experiment.cells(scale, store), folder, train)
     if experiment.work is not None:
         experiment.work(scale, folder)
     return show(experiment, scale, out)
@@ -80,24 +77,24 @@ def _choices(folder: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
-def _complete(wanted: Callable[[ResultStore], list[Cell]], folder: Path, train: Train, tell: Tell) -> None:
+def _complete(wanted: Callable[[ResultStore], list[Cell]], folder: Path, train: Train) -> None:
     """Run all missing trainings; repeat, because some depend on the results of others."""
     before: set[str] = set()
     while missing := ResultStore.read([folder]).missing(wanted(ResultStore.read([folder]))):
         keys = {recipe.key() for recipe in missing}
         if keys <= before:
             return  # they failed; the view shows them as not run
-        tell(f"{len(missing)} trainings to do")
+        print(f"{len(missing)} trainings to do")
         train(missing, folder / "runs")
         before |= keys
 
 
-def _tuned(experiment: Experiment, scale: Scale, folder: Path, train: Train, tell: Tell) -> Scale:
+def _tuned(experiment: Experiment, scale: Scale, folder: Path, train: Train) -> Scale:
     """Tune the unknown learning rates of the experiment, write them to tuning.json, and return the scale with them."""
     store = ResultStore.read([folder])
     choices = []
     for network, method, finetuned in to_tune(scale, experiment.cells(scale, store)):
-        tell(f"tuning {method} on {network}")
+        print(f"tuning {method} on {network}")
         choice = _tune(scale, network, method, finetuned, folder, train)
         if choice is not None:
             choices.append(choice.as_row())

@@ -266,7 +266,7 @@ class Ticket:
         return self.recipe.epochs - (self.rewind if level else 0)
 
 
-def search(ticket: Ticket, folder: Path, *, tell: Callable[[str], None] = print) -> list[Path]:
+def search(ticket: Ticket, folder: Path) -> list[Path]:
     """Run or resume the search, and return the run folders of its levels."""
     folders = [folder / ticket.level(sparsity).folder_name() for sparsity in ticket.levels]
     if all((each / "result.json").is_file() for each in folders):
@@ -282,7 +282,7 @@ def search(ticket: Ticket, folder: Path, *, tell: Callable[[str], None] = print)
 
     def train(model: nn.Module, masks: Masks, start: int) -> dict[str, Any]:
         sparsity = min(ticket.levels, key=lambda level: abs(level - masks.sparsity))
-        tell(f"lottery ticket: {100 * sparsity:.1f} % pruned, {ticket.levels.index(sparsity) + 1} of {len(folders)}")
+        print(f"lottery ticket: {100 * sparsity:.1f} % pruned, {ticket.levels.index(sparsity) + 1} of {len(folders)}")
         began = time.monotonic()
         records = _train_level(trainer, masks, start)
         result = _write(trainer, ticket.level(sparsity), folder, records, time.monotonic() - began)

@@ -119,19 +119,19 @@ def choose(
     lr = best_rate(tried)
     if lr is None or len(tried) < 2:
         return None
-    candidates = finetuning_cells(scale, network, method, lr)
+    recipe, candidates = tuning_recipe(scale, network, method), finetuning_cells(scale, network, method, lr)
     found = {name: store.summary(cell) for name, cell in candidates.items()}
     known = {name: summary.mean for name, summary in found.items() if summary is not None}
     rate = TunedRate(lr, source=f"{scale.holdout:,} held-out training images")
     # With a single candidate, keep the fine-tuning of the recipe.
     if len(known) > 1:
-        name = best_candidate(known, _own_finetuning(tuning_recipe(scale, network, method)), scale.holdout)
+        usual = f"{recipe.finetune_optimizer} {recipe.finetune_lr:g}"
+        name = best_candidate(known, usual, scale.holdout)
         optimizer, _, speed = name.partition(" ")
         rate = dataclasses.replace(
             rate, finetune_optimizer="adam" if optimizer == "adam" else "sgd", finetune_lr=float(speed)
         )
-    sparsity = float(tuning_recipe(scale, network, method).sparsity)
-    return Choice(network, method, rate, sparsity, tried, dict(known))
+    return Choice(network, method, rate, float(recipe.sparsity), tried, dict(known))
 
 
 def best_candidate(found: Mapping[str, float], own: str, images: int) -> str:
@@ -147,10 +147,6 @@ def best_candidate(found: Mapping[str, float], own: str, images: int) -> str:
         return best
     error = (found[own] * (100 - found[own]) / images) ** 0.5
     return best if found[best] - found[own] > error else own
-
-
-def _own_finetuning(recipe: Recipe) -> str:
-    return f"{recipe.finetune_optimizer} {recipe.finetune_lr:g}"
 
 
 def to_tune(scale: Scale, cells: Iterable[Cell]) -> list[tuple[str, str, bool]]:

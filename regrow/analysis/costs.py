@@ -29,11 +29,6 @@ class LayerCosts:
     """Whether it is pruned: it has a mask or, if no masks were given, it has zeros."""
 
     @property
-    def density(self) -> float:
-        """Fraction of weights that are not zero."""
-        return self.nonzeros / self.weights if self.weights else 1.0
-
-    @property
     def macs_kept(self) -> int:
         """MACs without zeros: non-zeros times the output positions at which each is used."""
         return self.macs * self.nonzeros // self.weights if self.weights else 0

@@ -75,28 +75,20 @@ def demo(out: Path = Path("runs/demo")) -> int:
 
 def comparison(out: Path) -> Iterator[DemoRow]:
     """Yield the lines of the comparison from the finished runs in `out`."""
-    from regrow.runs.folder import read_metrics
+    from regrow.runs.folder import read_metrics, read_result
 
     for name in ("dense", "one-shot", "DPF"):
         records = read_metrics(out / name)
-        result = _result(out / name)
+        targeted = (read_result(out / name) or {})["targeted"]
         trained = [record for record in records if record["phase"] == "train"]
-        yield _row(name, trained, result["targeted"])
+        yield _row(name, trained, targeted)
         if len(records) > len(trained):
-            yield _row(f"{name} + fine-tuning", records, result["targeted"])
+            yield _row(f"{name} + fine-tuning", records, targeted)
 
 
 def _row(name: str, records: Sequence[Mapping[str, Any]], targeted: int) -> DemoRow:
     last = records[-1]
     return DemoRow(name, last["top1"], last["sparsity"], round(targeted * (1 - last["sparsity"])), len(records))
-
-
-def _result(folder: Path) -> Mapping[str, Any]:
-    from regrow.runs.folder import read_result
-
-    result = read_result(folder)
-    assert result is not None, "the run has just been completed"
-    return result
 
 
 def _display(console: Console, name: str) -> Any:

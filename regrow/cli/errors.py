@@ -13,15 +13,20 @@ FAILED, MISUSED = 1, 2
 def explain(error: Exception) -> int:
     """Print an expected error in one line and return the exit code; raise an unexpected one."""
     from regrow.core.distributed import RankMismatchError
-    from regrow.runs.folder import FIXES, cannot_write
+    from regrow.data import DataError
+    from regrow.files.model_file import FormatError
+    from regrow.runs.folder import FIXES, RunFolderError, cannot_write
     from regrow.runs.recipe import UsageError
-    from regrow.train.distributed import Rank0Error, launched_rank
+    from regrow.sweep import ClusterError, SweepError
+    from regrow.train.distributed import ProcessesDiedError, Rank0Error, launched_rank
     from regrow.train.loop import DivergedError
 
+    of_all_ranks = DivergedError | RankMismatchError | Rank0Error
+    expected = of_all_ranks | DataError | FormatError | RunFolderError | SweepError | ClusterError | ProcessesDiedError
     if isinstance(error, UsageError):
         code = MISUSED
-    elif _expected(error):
-        code = FAILED
+    elif isinstance(error, expected) or (isinstance(error, ImportError) and "regrow[" in str(error)):
+        code = FAILED  # an ImportError of ours says which extra is not installed
     elif isinstance(error, OSError) and error.errno in FIXES and error.filename:
         code, error = FAILED, cannot_write(Path(error.filename), error)
     elif isinstance(error, OSError):  # the machine's: a missing temporary folder, too many open files
@@ -33,7 +38,7 @@ def explain(error: Exception) -> int:
     if os.environ.get("REGROW_DEBUG"):
         raise error
     # All ranks meet these errors at once; only rank 0 prints them.
-    if not (launched_rank() and isinstance(error, UsageError | DivergedError | RankMismatchError | Rank0Error)):
+    if not (launched_rank() and isinstance(error, UsageError | of_all_ranks)):
         with contextlib.suppress(OSError):  # standard error may be closed or full, too
             print(f"regrow: {error}", file=sys.stderr)
     return code
@@ -54,28 +59,3 @@ def check_file(path: Path, usual: str) -> None:
 
     if path.is_dir():
         raise UsageError(f"--out must be a file, but {path} is a folder. Did you mean {path / usual}?")
-
-
-def _expected(error: Exception) -> bool:
-    from regrow.core.distributed import RankMismatchError
-    from regrow.data import DataError
-    from regrow.files.model_file import FormatError
-    from regrow.runs.folder import RunFolderError
-    from regrow.sweep import ClusterError, SweepError
-    from regrow.train.distributed import ProcessesDiedError, Rank0Error
-    from regrow.train.loop import DivergedError
-
-    if isinstance(error, ImportError):
-        return "regrow[" in str(error)  # an extra is not installed, and the message says which
-    known = (
-        DataError,
-        FormatError,
-        RunFolderError,
-        DivergedError,
-        SweepError,
-        ClusterError,
-        RankMismatchError,
-        Rank0Error,
-        ProcessesDiedError,
-    )
-    return isinstance(error, known)

@@ -125,7 +125,7 @@ class Owners:
             return
         self._known.add(optimizer)
         for pruner in self.of(_parameters(optimizer)):
-            if pruner.optimizer is not optimizer and not pruner.is_stepping:
+            if pruner.optimizer is not optimizer and not pruner._hooks.running:
                 kind = type(pruner).__name__
                 warn(
                     f"a {type(optimizer).__name__} steps weights that a {kind} prunes with another optimizer: they "

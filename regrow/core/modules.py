@@ -22,7 +22,7 @@ from regrow.core.bits import largest_magnitude
 Inputs = tuple[Tensor, ...]
 
 TOLERANCE = 1e-4
-"""Largest accepted difference between a compiled model and its module, relative to the largest output."""
+"""Largest accepted difference between a compiled or exported model and its module, relative to the largest output."""
 
 ROUNDING = 10.0
 """A difference of up to this multiple of torch's own rounding error is accepted, too."""

@@ -74,18 +74,13 @@ class MethodInfo:
     """How many weights each layer keeps, where the default of `scope` does not say it."""
 
 
-def required_steps(method: object, value: int | None, name: str, meaning: str) -> int:
-    """Return a number of optimizer steps; raise an error that says what to pass if it is missing."""
-    if value is None:
-        raise ValueError(f"{type(method).__name__} needs {name}=, {meaning}")
-    check_steps(name, value)
-    return value
-
-
 def required_total(method: object, total_steps: int | None) -> int:
     """Return `total_steps` of a method that needs the length of the training."""
-    meaning = "the optimizer steps of the whole training: epochs * len(loader)"
-    return required_steps(method, total_steps, "total_steps", meaning)
+    if total_steps is None:
+        kind = type(method).__name__
+        raise ValueError(f"{kind} needs total_steps=, the optimizer steps of the whole training: epochs * len(loader)")
+    check_steps("total_steps", total_steps)
+    return total_steps
 
 
 def check_constant(method: object, sparsity: Level, why: str = "is sparse from the start") -> Level:

@@ -371,11 +371,6 @@ class Pruner:
         if model is not None and not self.shards.sharded:  # FSDP replaces the parameters of a module for a while
             check_not_replaced(model, self._all_targets, type(self).__name__)
 
-    @property
-    def is_stepping(self) -> bool:
-        """Whether the optimizer is inside a step."""
-        return self._hooks.running
-
     @contextmanager
     def dense(self) -> Iterator[None]:
         """Let the model hold the dense weights inside a `with` block, for example to evaluate them."""

@@ -5,7 +5,7 @@
 >>> for x, y in data.Batches(train, 128, seed=0).epoch(0): ...
 """
 
-from regrow.data.batches import Batches, ImageSource
+from regrow.data.batches import Batches
 from regrow.data.files import DataError
 from regrow.data.images import ImageSet
 from regrow.data.registry import DATASETS, DatasetInfo, info, load, names, title
@@ -17,7 +17,6 @@ __all__ = [
     "DataError",
     "DatasetInfo",
     "ImageSet",
-    "ImageSource",
     "ImageStream",
     "info",
     "load",

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regrow.data.images import Augmentation, Normalize
+from regrow.data.images import Augmentation, ImageSet, Normalize
 from regrow.data.random import Indices, check_counter
-from regrow.data.registry import DatasetInfo
-
-
-class ImageSource(Protocol):
-    """Images for batches: a set in memory or a stream of files."""
-
-    @property
-    def info(self) -> DatasetInfo:
-        """Facts about the data set."""
-
-    def __len__(self) -> int: ...
-
-    def order(self, seed: int, epoch: int) -> Indices:
-        """Return the order of the images in an epoch."""
-
-    def fetch(self, batches: Sequence[Indices], augmentation: Augmentation | None) -> Generator[tuple[Tensor, Tensor]]:
-        """Yield (uint8 images, labels) for each array of indices."""
+from regrow.data.stream import ImageStream
 
 
 @dataclass(frozen=True)
@@ -45,7 +28,7 @@ class Batches:
     >>> for x, y in Batches.evaluation(load("digits", "test"), 500): ...
     """
 
-    source: ImageSource
+    source: ImageSet | ImageStream
     batch_size: int
     _: KW_ONLY
     seed: int = 0
@@ -60,7 +43,7 @@ class Batches:
     @classmethod
     def evaluation(
         cls,
-        source: ImageSource,
+        source: ImageSet | ImageStream,
         batch_size: int,
         *,
         rank: int = 0,

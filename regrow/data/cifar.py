@@ -28,7 +28,7 @@ class CifarFiles:
     folder: str
     batches: Mapping[str, tuple[str, ...]]
     column: str
-    key: str
+    """Of the labels in parquet files; in the authors' files it is their plural."""
     classes: tuple[str, ...]
 
 
@@ -41,7 +41,6 @@ LAYOUTS: Mapping[str, CifarFiles] = {
         folder="cifar-10-batches-py",
         batches={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
         column="label",
-        key="labels",
         classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     ),
     "cifar100": CifarFiles(
@@ -52,7 +51,6 @@ LAYOUTS: Mapping[str, CifarFiles] = {
         folder="cifar-100-python",
         batches={"train": ("train",), "test": ("test",)},
         column="fine_label",
-        key="fine_labels",
         classes=tuple(
             """
             apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
@@ -122,7 +120,7 @@ def _from_batches(info: DatasetInfo, layout: CifarFiles, contents: dict[Path, by
     images, labels = [], []
     for path, content in contents.items():
         try:
-            pixels, numbers = read_batch(content, layout.key)
+            pixels, numbers = read_batch(content, f"{layout.column}s")
         except DataError as error:
             raise broken(path, str(error), f"{info.source}.") from error
         images.append(pixels)

@@ -14,13 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from regrow.core.modules import any_batch, disagreement, exact_outputs, exportable, unwrap
+from regrow.core.modules import TOLERANCE, any_batch, disagreement, exact_outputs, exportable, unwrap
 from regrow.core.pruner import warn_if_unfinished
 from regrow.system import write_atomically
 from regrow.text import install_hint
-
-TOLERANCE = 1e-4
-"""Largest accepted difference between ONNX Runtime and torch, relative to the largest output."""
 
 _INDEX_BYTES = 8
 

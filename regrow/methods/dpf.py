@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from regrow.checks import check_fraction, check_steps
 from regrow.core.distributed import ShardGroup
-from regrow.core.options import MethodInfo, PrunerOptions, required_steps
+from regrow.core.options import MethodInfo, PrunerOptions, required_total
 from regrow.core.pruner import Pruner
 from regrow.core.schedule import Sparsity
 from regrow.core.soft import make_soft_weight, set_thresholds
@@ -73,8 +73,7 @@ class DPF(Pruner):
         self.stabilize, self.settle = stabilize, check_fraction("settle", settle)
         self.threshold, self.total_steps = threshold, total_steps
         if settle:
-            meaning = "the optimizer steps of the whole training, to find its last ones"
-            self._settled_at = round(required_steps(self, total_steps, "total_steps", meaning) * (1 - settle))
+            self._settled_at = round(required_total(self, total_steps) * (1 - settle))
         elif total_steps is not None:
             check_steps("total_steps", total_steps)
         _check_threshold(threshold, options)

@@ -64,7 +64,8 @@ def find_method(name: str) -> type[Pruner]:
     'SparseMomentum'
     """
     if (built_in := built_in_name(name)) is not None:
-        return _load(METHODS[built_in])
+        method: type[Pruner] = resolve_name(METHODS[built_in])
+        return method
     for cls in imported_methods():
         if plain(cls.__name__) == plain(name):
             return cls
@@ -144,11 +145,6 @@ def imported_methods(cls: type[Pruner] | None = None) -> Iterator[type[Pruner]]:
         if not inspect.isabstract(subclass):
             yield subclass
         yield from imported_methods(subclass)
-
-
-def _load(path: str) -> type[Pruner]:
-    method: type[Pruner] = resolve_name(path)
-    return method
 
 
 def _checked(name: str, origin: str, found: object) -> type[Pruner]:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from regrow.analysis import Dynamics
 from regrow.core.bits import unpack
 from regrow.core.distributed import is_sharded, local_part
+from regrow.core.modules import evaluating
 from regrow.core.pruner import Pruner
 from regrow.core.state import Masks
 from regrow.data import DataError
@@ -226,7 +227,7 @@ class Trainer:
         self.check_finite()
         if self.recipe.parallel == "fsdp":
             broadcast_buffers(self.model, self._ranks)
-        score = evaluate(
+        scores = evaluate(
             self._network, self.sets.test, bf16=self.recipe.bf16, after_batch=after_batch, ranks=self._ranks
         )
         stats, moved = self.phase.pruner.stats(), self.dynamics.epoch_end(self.phase.pruner.full_masks())
@@ -236,7 +237,7 @@ class Trainer:
             "phase": self.phase.name,
             "lr": self.phase.rate(self.step - 1 - self.phase.start),
             "loss": self.totals.loss / self.totals.images,
-            **score.record(),
+            **scores,
             "sparsity": stats.sparsity,
             "requested": stats.requested,
             "delta": stats.delta,
@@ -309,20 +310,6 @@ def make_trainer(
         raise RecipeError(str(error)) from error
 
 
-@dataclass(frozen=True)
-class Score:
-    """Mean loss, and accuracies in percent (top-5 only for many classes)."""
-
-    loss: float
-    top1: float
-    top5: float | None = None
-
-    def record(self) -> dict[str, float | None]:
-        """Return the entries of a record; a loss that is not finite is None, because JSON has no NaN."""
-        entries = {"test_loss": self.loss if math.isfinite(self.loss) else None, "top1": self.top1}
-        return entries if self.top5 is None else {**entries, "top5": self.top5}
-
-
 @torch.no_grad()
 def evaluate(
     network: nn.Module,
@@ -331,13 +318,15 @@ def evaluate(
     bf16: bool = False,
     after_batch: Callable[[], None] = lambda: None,
     ranks: Ranks = Ranks(),  # noqa: B008 - it is immutable
-) -> Score:
-    """Evaluate `network` on `batches`, of which each rank has a part; `after_batch` may raise to stop."""
-    training = network.training
-    network.eval()
+) -> dict[str, float | None]:
+    """Evaluate `network` on `batches`, of which each rank has a part; `after_batch` may raise to stop.
+
+    Returns entries of a record: the mean loss, None if it is not finite, because JSON has no NaN; the accuracy in
+    percent; and the top-5 accuracy if there are many classes.
+    """
     loss, right, among_five, images = 0.0, 0, 0, 0
     many = False
-    try:
+    with evaluating(network):
         for inputs, labels in batches:
             with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
                 logits = network(inputs)
@@ -347,10 +336,12 @@ def evaluate(
             among_five += _hits(logits, labels, 5) if many else 0
             images += len(labels)
             after_batch()
-    finally:
-        network.train(training)
     loss, first, five, count = ranks.sum([loss, right, among_five, images])
-    return Score(loss / count, 100 * first / count, 100 * five / count if many else None)
+    scores: dict[str, float | None] = {
+        "test_loss": loss / count if math.isfinite(loss) else None,
+        "top1": 100 * first / count,
+    }
+    return {**scores, "top5": 100 * five / count} if many else scores
 
 
 def _hits(logits: Tensor, labels: Tensor, among: int) -> int:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
+from regrow.core.modules import evaluating
 from regrow.data import DatasetInfo, ImageSet
 from regrow.data.images import evenly, holdout_indices
 from regrow.data.random import Stream, permutation
@@ -234,10 +235,8 @@ def check_fit(recipe: Recipe, model: nn.Module, batches: Any) -> None:
     """Refuse a network whose outputs are not class scores for the labels of the data."""
     inputs, labels = next(iter(batches))
     inputs, labels = inputs[:2], labels[:2]
-    training = model.training
-    model.eval()
     try:
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             scores = model(inputs)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = str(error).partition("\n")[0]
@@ -245,8 +244,6 @@ def check_fit(recipe: Recipe, model: nn.Module, batches: Any) -> None:
             f"model {recipe.model!r} does not run on the inputs of {recipe.data!r}, {inputs.dtype} of shape "
             f"{tuple(inputs.shape)}: {reason}"
         ) from error
-    finally:
-        model.train(training)
     if not isinstance(scores, Tensor) or scores.dim() != 2 or len(scores) != len(inputs):
         shape = f" of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else ""
         raise RecipeError(

@@ -231,11 +231,6 @@ class _Run:
         try:
             state = checkpoint.load(self._checkpoint)
         except FileNotFoundError:
-            if (older := self.folder / "checkpoint.pt").exists():
-                raise RunFolderError(
-                    f"{older} is a checkpoint of an older version of regrow. Resume with that version, or remove it to "
-                    "start from the beginning."
-                ) from None
             return {"metrics": 0, "seconds": 0.0, "last": None}
         kinds = {"trainer": dict, "metrics": int, "seconds": float, "last": dict | None}
         for name, kind in kinds.items():

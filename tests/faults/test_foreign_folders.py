@@ -112,12 +112,6 @@ def test_a_checkpoint_with_a_huge_header_is_refused_before_it_is_parsed(folder):
         checkpoint.load(folder / CHECKPOINT)
 
 
-def test_a_checkpoint_of_an_older_version_is_not_overwritten(folder):
-    (folder / CHECKPOINT).replace(folder / "checkpoint.pt")
-    with pytest.raises(RunFolderError, match=r"checkpoint\.pt is a checkpoint of an older version"):
-        run(QUICK, folder)
-
-
 def test_a_damaged_result_or_metrics_of_a_gigabyte_is_refused(tmp_path):
     for name, read in (("result.json", read_result), ("metrics.jsonl", read_metrics)):
         with (tmp_path / name).open("wb") as file:

@@ -48,7 +48,9 @@ def specialize(plan: Plan) -> tuple[Plan, Kernels]:
             written |= edges.keys()
             shapes |= _remaining(conv)
             conv.variant = variants.setdefault(_variant(conv, edges.values()), len(variants) + 1)
-            conv.fills_halo_buffers = _filled(ops[place].as_.halo for place in edges) == _halo_buffers(conv)
+            halos_written = [ops[place].as_.halo for place in edges]
+            filled = sum(bool(halo.recv_above or halo.recv_below) for halo in halos_written)
+            conv.fills_halo_buffers = filled == sum(getattr(conv, name) != ABSENT for name in _HALO_BUFFERS)
         elif op.kind == halo_kind and number not in written:
             sides = _sides(op.as_.halo, plan)
             if 0 < len(sides) <= MOST_SIDES:
@@ -61,14 +63,6 @@ def specialize(plan: Plan) -> tuple[Plan, Kernels]:
         labels=tuple(plan.labels[number] for number in kept),
     )
     return own_plan, Kernels(tuple(sorted(shapes)), tuple(variants), tuple(halos))
-
-
-def _filled(halos: Iterable[Any]) -> int:
-    return sum(bool(halo.recv_above or halo.recv_below) for halo in halos)
-
-
-def _halo_buffers(conv: Any) -> int:
-    return sum(getattr(conv, name) != ABSENT for name in _HALO_BUFFERS)
 
 
 def separate_halos(plan: Plan, number: int) -> list[int]:

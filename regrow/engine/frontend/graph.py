@@ -7,7 +7,7 @@ lowered, so that folding batch norms costs no accuracy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -141,10 +141,6 @@ class Graph:
     def input(self) -> Value:
         """The value that the caller passes."""
         return next(node.out for node in self.nodes if not node.inputs)
-
-    def weighted(self) -> Iterator[WeightedNode]:
-        """The nodes with weights."""
-        return (node for node in self.nodes if isinstance(node, WeightedNode))
 
 
 def count_uses(nodes: Sequence[Node], output: Value) -> Counter[Value]:

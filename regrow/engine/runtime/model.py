@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regrow.core.modules import has_values
-from regrow.engine.frontend.graph import Graph, Node, Value
+from regrow.engine.frontend.graph import Graph, Node, Value, WeightedNode
 from regrow.engine.ops.reshape import Input
 
 CPU = torch.device("cpu")
@@ -213,7 +213,8 @@ class TorchRunner:
     @property
     def sizes(self) -> ModelBytes:
         """The memory it holds."""
-        weights = sum(node.weight.numel() + node.bias.numel() for node in self.graph.weighted())
+        layers = [node for node in self.graph.nodes if isinstance(node, WeightedNode)]
+        weights = sum(node.weight.numel() + node.bias.numel() for node in layers)
         largest = max(prod(value.shape) for node in self.graph.nodes for value in node.outputs)
         return ModelBytes(4 * weights, 4 * largest)
 
