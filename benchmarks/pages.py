@@ -35,7 +35,11 @@ SERIES = 10  # more curves in one figure cannot be distinguished
 WIDEST = 14  # columns that fit on a page
 EXISTING = RESULTS.parent / "existing" / "cifar10-resnet8.jsonl"
 LEVELS = 0.9, 0.95
-SCALES = {f"ResNet-8, {JPEG}": ("jpeg", RESULTS.parent / "jpeg"), "digits": ("digits", RESULTS.parent / "digits")}
+SCALES = {
+    "ResNet-20, CIFAR-10": ("cpu", RESULTS.parent),
+    f"ResNet-8, {JPEG}": ("jpeg", RESULTS.parent / "jpeg"),
+    "digits": ("digits", RESULTS.parent / "digits"),
+}
 TRAININGS = {"": "CIFAR-10", "jpeg": JPEG, "digits": "digits"}
 """Folders of `results/` with trainings, and the data that they call CIFAR-10."""
 MARKS = "<!-- measured: python -m benchmarks.pages -->\n", "<!-- /measured -->"
@@ -186,7 +190,7 @@ def accuracies() -> str:
             lines[row["method"]][f"{title}, {percent(row['sparsity'])} pruned"] = found
         notes += [f"{title}: {note}" for note in (sizes(known), *better_rates(known, partial(_by_rate, scale, store)))]
     table = markdown([line for line in lines.values() if len(line) > 1])
-    said = "8 epochs on CIFAR-10, 15 on digits (500 test images); FT: 2 or 3 epochs more; seeds in brackets."
+    said = "ResNet-20: 12 epochs, ResNet-8: 8, digits (500 test images): 15; FT: 2 or 3 more; seeds in brackets."
     rule = "Learning rates were chosen on held-out training images, never on the test images."
     listed = "".join(f"* {note}\n" for note in notes)
     return f"{table}\n{said} {rule}\n\n{listed}"
