@@ -20,6 +20,8 @@ from regrow.runs.folder import RunFolderError
 from regrow.runs.recipe import Recipe
 from regrow.runs.stop import StoppedError
 from regrow.sweep import Began, SweepError, Update, run_all
+from reproduce.figures import period_sparsity
+from reproduce.lottery import retrained
 from reproduce.results import Cell, ResultStore
 from reproduce.scales import Scale, find_scale
 from reproduce.tuning import rate_cells
@@ -48,8 +50,11 @@ class Stage:
         return ResultStore.read([self.file]).missing(self.cells)
 
 
-def stages() -> Iterator[Stage]:
-    """Yield the stages in order of value; later ones use the learning rates that the first one chooses."""
+def stages(runs: Path | None = None) -> Iterator[Stage]:
+    """Yield the stages in order of value; later ones use the learning rates that the first one chooses.
+
+    DPF's masks are trained again if DPF was trained in `runs`, because records have no masks.
+    """
     small = find_scale("small").changed(rates={})
     assert small.stand_in is not None
     network = small.stand_in.model
@@ -75,6 +80,14 @@ def stages() -> Iterator[Stage]:
         for method in ("dpf", "sfp")
     ]
     yield Stage("whole filters", filters, file)
+    yield Stage("steps between masks", list(period_sparsity(first).cells.values()), file)
+    here = ResultStore.read([runs] if runs else [])
+    again = [
+        retrained(first, here, ("resnet20", level), "weight", kind, "same epochs")
+        for level in (0.9, 0.95)
+        for kind in ("own weights", "fresh weights")
+    ]
+    yield Stage("DPF's masks, trained again", again, file)
     for level in (0.95, 0.9):
         yield Stage(f"dynamic baselines at {level:.0%}, seed 1", _pruned(second, DYNAMIC, level), file)
 
@@ -96,7 +109,7 @@ def _remedies(scale: Scale, level: float) -> list[Cell]:
 def work(runs: Path, workers: int) -> bool:
     """Train stage after stage and record each run as soon as it ends; return whether all runs could be trained."""
     complete = True
-    for stage in stages():
+    for stage in stages(runs):
         if not (left := stage.left()):
             continue
         print(f"{stage.name}: {len(left)} trainings", flush=True)
@@ -130,7 +143,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="show the missing runs and train nothing")
     options = parser.parse_args()
     if options.list or options.runs is None:
-        for stage in stages():
+        for stage in stages(options.runs):
             print(f"{stage.name}: {len(stage.left())} of {len(stage.cells)} left")
         return
     try:

@@ -25,7 +25,7 @@ def stage(file: Path, *recipes: Recipe) -> list[queue.Stage]:
 
 def test_every_run_is_recorded_once_and_a_diverged_one_is_not_repeated(tmp_path: Path, monkeypatch, capfd) -> None:
     file = tmp_path / "records.jsonl"
-    monkeypatch.setattr(queue, "stages", lambda: stage(file, SHORT, SHORT.changed(seed=1), SHORT.changed(lr=1e30)))
+    monkeypatch.setattr(queue, "stages", lambda _: stage(file, SHORT, SHORT.changed(seed=1), SHORT.changed(lr=1e30)))
 
     together = []
     add = collect.add
@@ -48,7 +48,7 @@ def test_every_run_is_recorded_once_and_a_diverged_one_is_not_repeated(tmp_path:
 
 def test_a_run_that_was_finished_but_not_recorded_is_recorded_without_training_it_again(tmp_path, monkeypatch) -> None:
     file = tmp_path / "records.jsonl"
-    monkeypatch.setattr(queue, "stages", lambda: stage(file, SHORT))
+    monkeypatch.setattr(queue, "stages", lambda _: stage(file, SHORT))
     queue.work(tmp_path / "runs", workers=1)
     [first] = [json.loads(line) for line in file.read_text().splitlines()]
     file.unlink()
@@ -62,7 +62,7 @@ def test_a_stopped_queue_says_how_to_continue_in_one_line(tmp_path: Path) -> Non
     program = (
         "import pathlib; from benchmarks import queue; from tests.benchmarks.test_queue import SHORT, stage\n"
         f"file = pathlib.Path({str(tmp_path / 'records.jsonl')!r})\n"
-        "queue.stages = lambda: stage(file, SHORT.changed(epochs=10**6))\n"
+        "queue.stages = lambda _: stage(file, SHORT.changed(epochs=10**6))\n"
         f"import sys; sys.argv[1:] = [{str(tmp_path / 'runs')!r}]; queue.main()"
     )
     process = subprocess.Popen(
