@@ -25,7 +25,10 @@ _EPOCH = (
 
 
 def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
-    """Return the record of a finished or diverged run: its result, its `curves`, and the machine."""
+    """Return the record of a finished or diverged run: its result, its `curves`, and the machine.
+
+    A run that moved between machines has a `machines.jsonl` beside its result: a line per machine and first epoch.
+    """
     result = ended(run) or {}
     environment = json.loads((run / "environment.json").read_text())
     epochs = read_metrics(run)
@@ -34,7 +37,9 @@ def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
     # name.
     recipe = portable(Recipe.of(result["recipe"], str(run)))
     shown = [short_epoch(epoch) for epoch in epochs]
+    machines = run / "machines.jsonl"
     return {
+        "mask_updates": sum(epoch.get("refreshes", 0) for epoch in epochs),  # results of early versions lack it
         **({"top1_before_finetuning": trained[-1]["top1"]} if trained and "top1" in result else {}),
         **result,
         "key": recipe.key(),
@@ -43,6 +48,7 @@ def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
         "environment": {
             fact: environment.get(fact) for fact in ("system", "cpu", "cores", "threads", "cuda", "commit")
         },
+        **({"machines": list(map(json.loads, machines.read_text().splitlines()))} if machines.exists() else {}),
     }
 
 

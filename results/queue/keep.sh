@@ -9,7 +9,11 @@ cp "$folder"/code/results/tuning/cifar10-resnet8.jsonl "$here/results/tuning/" 2
 (cd "$here" && .venv/bin/python -m reproduce.migrate results/*.jsonl results/tuning/*.jsonl && .venv/bin/python -m benchmarks.tuning)
 run=$folder/runs/resnet20-dpf90-paper kept=$here/results/queue/long
 if [ -f "$run/result.json" ]; then
-    echo "the long run is finished: python -m benchmarks.collect $run -o results/cifar10-resnet20.jsonl, then remove $kept"
+    cp "$folder/machines.jsonl" "$run/"
+    (cd "$here" && .venv/bin/python -m reproduce.migrate "$run/result.json" \
+        && .venv/bin/python -m benchmarks.collect "$run" -o results/cifar10-resnet20.jsonl)
+    rm -rf "$kept"
+    echo "the long run is finished and recorded; its checkpoint is removed"
 else
     mkdir -p "$kept"
     cp "$run"/{checkpoint.pt,metrics.jsonl} "$folder/machines.jsonl" "$kept/"

@@ -27,8 +27,19 @@ export MALLOC_TRIM_THRESHOLD_=100000000000
 
 main() {  # a function, so that a script that changes while it runs, as after git pull, is not read again
     mkdir -p "$folder/runs"
-    clone long "$long_commit"
+    if [ ! -f "$here/results/cifar10-resnet20.jsonl" ]; then start_long; fi
+    clone code
+    (
+        cd "$folder/code"
+        exec nice -n 10 .venv/bin/python -m benchmarks.queue "$folder/runs/cpu"
+    ) > "$folder/code.log" 2>&1 &
+    trap 'kill $(jobs -p)' INT TERM  # a shell lets its background processes ignore Ctrl-C
+    echo "training in $folder/runs; see long.log and code.log there. Records: $folder/code/results"
+    wait || wait  # a signal ends the first one; the trainings then save their state
+}
 
+start_long() {  # the paper's 300-epoch training, until it is recorded
+    clone long "$long_commit"
     run=$folder/runs/resnet20-dpf90-paper
     if [ ! -d "$run" ] && [ -f "$kept/checkpoint.pt" ]; then
         mkdir -p "$run"
@@ -46,14 +57,6 @@ main() {  # a function, so that a script that changes while it runs, as after gi
         cd "$folder/long"
         exec nice -n 10 .venv/bin/regrow train cifar-resnet20 --every 16 --channels-last --threads 1 --out "$run"
     ) > "$folder/long.log" 2>&1 &
-    clone code
-    (
-        cd "$folder/code"
-        exec nice -n 10 .venv/bin/python -m benchmarks.queue "$folder/runs/cpu"
-    ) > "$folder/code.log" 2>&1 &
-    trap 'kill $(jobs -p)' INT TERM  # a shell lets its background processes ignore Ctrl-C
-    echo "training in $folder/runs; see long.log and code.log there. Records: $folder/code/results"
-    wait || wait  # a signal ends the first one; the trainings then save their state
 }
 
 main

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.collect import add
+from benchmarks.collect import add, record
+from regrow.runs.recipe import Recipe
+from regrow.train.run import run
 
 
 def test_results_outlive_their_run_folders(tmp_path: Path) -> None:
@@ -18,3 +20,13 @@ def test_results_outlive_their_run_folders(tmp_path: Path) -> None:
         ("a", "1", 2.0),
         ("b", "2", 4.0),
     ]
+
+
+def test_the_record_of_a_run_that_moved_names_every_machine(tmp_path: Path) -> None:
+    run(Recipe(data="digits", model="small", width=4, epochs=2, batch=256, every=1, threads=1), tmp_path / "run")
+    machines = [{"epoch": 0, "cpu": "one"}, {"epoch": 1, "cpu": "another"}]
+    lines = "".join(json.dumps(each) + "\n" for each in machines)
+    (tmp_path / "run" / "machines.jsonl").write_text(lines)
+    found = record(tmp_path / "run")
+    assert found["machines"] == machines
+    assert found["mask_updates"] == sum(epoch["refreshes"] for epoch in found["epochs"]) == 12
