@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
-from regrow.checks import check_number, check_steps
+from regrow.checks import check_steps
 
 Schedule = Callable[[int], float]
 
@@ -162,7 +163,9 @@ def shortfall(schedules: Mapping[str, Schedule], *, last: int, steps: int, every
 
 def check_sparsity(value: object, name: str = "sparsity") -> None:
     """Raise unless `value` is a number in [0, 1)."""
-    number = check_number(name, value, "a number in [0, 1) or a schedule")
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number in [0, 1) or a schedule, got {value!r}")
+    number = float(value)
     if not 0 <= number < 1:
         hint = f" Did you mean {number / 100:g}?" if 1 < number < 100 else ""
         raise ValueError(f"{name} must be in [0, 1), got {number:g}.{hint}")
