@@ -58,19 +58,24 @@ def trainings(folder: Path) -> str:
     """Return every training that was not for tuning: a picture in `folder` and a table per network and data set."""
     parts = []
     for path, data in TRAININGS.items():
-        for task in _tasks(path):
-            figure = _figure(task, f"{path or 'cifar10'}-{task.slug}")
-            pictures = write_figures([figure], folder, ("svg",)) if figure else []
-            shown = "".join(f"![accuracy against sparsity](_generated/{picture.name})\n\n" for picture in pictures)
-            parts.append(f"### {task.title.replace('CIFAR-10', data)}\n\n{shown}{_training(task)}")
+        for file in sorted((RESULTS.parent / path).glob("*.jsonl")):
+            parts += [_section(task, f"{file.stem}-{task.slug}", data, folder) for task in _tasks(file)]
     return "\n".join(parts)
 
 
-def _tasks(folder: str) -> list[Task]:
-    if not (files := sorted((RESULTS.parent / folder).glob("*.jsonl"))):
-        return []
-    runs = find_runs(files)
+def _tasks(file: Path) -> list[Task]:
+    """Return the trainings of one file: other files have trainings of another length, which no curve may join."""
+    runs = find_runs([file])
     return make_tasks(group(runs)[0], runs)
+
+
+def _section(task: Task, name: str, data: str, folder: Path) -> str:
+    figure = _figure(task, name)
+    pictures = write_figures([figure], folder, ("svg",)) if figure else []
+    shown = "".join(f"![accuracy against sparsity](_generated/{picture.name})\n\n" for picture in pictures)
+    lengths = sorted({entry.group.recipe.epochs for entry in task.entries} - {0})
+    title = f"{task.title.replace('CIFAR-10', data)} · {' to '.join(map(str, lengths[:1] + lengths[1:][-1:]))} epochs"
+    return f"### {title}\n\n{shown}{_training(task)}"
 
 
 def _figure(task: Task, name: str) -> Figure | None:

@@ -168,6 +168,12 @@ DPF_FILTERS, SFP = Column("dpf", unit="filter"), Column("sfp", unit="filter")
 STABLE_FILTERS = replace(STABLE, unit="filter")
 SFP_CONSTANT = replace(SFP, fields=(("ramp_end", 0.0),), name="SFP, constant ratio")
 
+# The paper's protocol as it was run here: 16 is DPF's own period, and channels_last makes it faster.
+PROTOCOL = tuple(
+    replace(column, fields=(("every", 16), ("channels_last", True)), printed=True, name=f"{column.title}, 300 epochs")
+    for column in (DENSE, DPF)
+)
+
 REWIRING = (DENSE, Column("snip"), Column("sparse-momentum"), Column("dsr"), DPF)
 SIMPLE = (DENSE, ONESHOT, INCREMENTAL, INCREMENTAL_TUNED, DPF, DPF_TUNED)
 STRUCTURED = (Column("dense", unit="filter"), SFP, DPF_FILTERS)
