@@ -49,7 +49,7 @@ def write_pages(folder: Path) -> None:
     """Write `trainings.md` with its figures, and the other parts of pages that are numbers, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = {"trainings": trainings(folder), "benchmarks": benchmarks(), "measured": measured()}
-    parts |= {"engine": engine(), "browser": browser(), "headline": headline.markdown(), "existing": existing()}
+    parts |= {"engine": engine(), "browser": browser(), "headline": headline.first_page(), "existing": existing()}
     for name, text in parts.items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
@@ -318,7 +318,7 @@ def write_readme() -> None:
     """Update the numbers between the marks in README.md, and draw its figure."""
     path = ROOT / "README.md"
     before, rest = path.read_text(encoding="utf-8").split(MARKS[0])
-    path.write_text(f"{before}{MARKS[0]}{headline.markdown()}{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
+    path.write_text(f"{before}{MARKS[0]}{headline.readme()}{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
     headline.write_pictures(ROOT / "docs" / "_static")
 
 
