@@ -161,9 +161,10 @@ def _overhead_content(scale: Scale, store: ResultStore) -> Content:
     rows = [{"method": method, "scale": scale.name, **as_row(speed)} for method, speed in found.items()]
     text = table(["method", "images per second", "of dense"], lines)
     note = (
-        "Other processes ran on the same machine at the same time; `python -m benchmarks.core` and `benchmarks.loop` "
-        "measure side by side and are the better evidence. The paper's figure: the learning curve over time of "
-        "ResNet-50, with and without DPF at 80 %; on small networks, DPF at 95 %."
+        "Other processes ran on the same machine at some of the time, so the lines differ in more than the method; "
+        "`python -m benchmarks.core` and `benchmarks.loop` measure side by side and are the better evidence. The "
+        "paper's figure: the learning curve over time of ResNet-50, with and without DPF at 80 %; on small networks, "
+        "DPF at 95 %."
     )
     figures = (*speeds("overhead", tasks_of(store, cells.values())), *_time_figure(store, cells))
     return f"{text}\n\n{note}", rows, figures
