@@ -30,9 +30,9 @@ RESULTS = Path(__file__).parents[1] / "results"
 DYNAMIC = ("rigl", "sparse-momentum", "dsr", "set", "snip", "static", "acdc", "granet")
 TUNED = ("dpf", "incremental", "dense", *DYNAMIC)
 REMEDIES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("settle", {"options": ("settle=0.1",)}),
-    ("soft, settle", {"options": ("settle=0.1", "threshold=soft")}),
-    ("stabilize, settle", {"options": ("settle=0.1", "stabilize=true")}),
+    ("settle", {"settle": 0.1}),
+    ("soft, settle", {"settle": 0.1, "options": ("threshold=soft",)}),
+    ("stabilize, settle", {"settle": 0.1, "stabilize": True}),
     ("every=16", {"every": 16}),
 )
 

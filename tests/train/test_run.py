@@ -69,11 +69,11 @@ def test_every_method_ends_at_the_requested_sparsity(tmp_path, method):
 @pytest.mark.parametrize(
     ("method", "fields", "message"),
     [
-        ("dpf", {}, r"the sparsity of 90\.0% is not reached: .* \(12 steps, every=16\) is after step 0, with 0\.0%"),
-        ("dpf", {"settle": 0.1}, r"the sparsity of 90\.0% is not reached: .* \(12 steps, every=16\)"),
+        ("dpf", {"every": 16}, r"the sparsity of 90\.0% is not reached: .* \(12 steps, every=16\) is after step 0, with 0\.0%"),
+        ("dpf", {"every": 16, "settle": 0.1}, r"the sparsity of 90\.0% is not reached: .* \(12 steps, every=16\)"),
         ("incremental", {"every": 20}, r"is not reached: .* \(12 steps, every=20\)"),
         ("oneshot", {"options": ("at=13",)}, "OneShot never prunes: at=13 is beyond the 12 steps of this training"),
-        ("dpf", {"sparsity": {"conv1": 0.0, "*": 0.9}}, r"the sparsity of 90\.0% of '\*' is not reached"),
+        ("dpf", {"every": 16, "sparsity": {"conv1": 0.0, "*": 0.9}}, r"the sparsity of 90\.0% of '\*' is not reached"),
     ],
 )
 def test_a_recipe_too_short_for_its_sparsity_is_an_error(method, fields, message):
@@ -83,7 +83,7 @@ def test_a_recipe_too_short_for_its_sparsity_is_an_error(method, fields, message
 
 def test_a_recipe_too_short_for_a_mask_update_is_warned_of_once():
     with pytest.warns(UserWarning, match=r"DSR makes no mask update in this training \(steps: 12, every=100\)") as said:
-        make_trainer(QUICK.changed(method="dsr", epochs=2))
+        make_trainer(QUICK.changed(method="dsr", every="paper", epochs=2))
     assert len(said) == 1
 
 

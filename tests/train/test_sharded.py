@@ -77,7 +77,7 @@ def test_another_number_of_processes_can_resume_a_checkpoint(tmp_path):
 @needs_shards
 @pytest.mark.slow
 def test_every_method_trains_sharded(tmp_path):
-    recipes = {method: SHARDED.changed(method=method, every=None, sparsity=0.75) for method in METHODS}
+    recipes = {method: SHARDED.changed(method=method, every="paper", sparsity=0.75) for method in METHODS}
     run_together(2, train_all, recipes, tmp_path)
     for method in METHODS:
         result = read_result(tmp_path / method)
