@@ -237,13 +237,13 @@ def no_surprises() -> int:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Return whether a file belongs to this user; Windows does not tell, and is taken to be used by one user."""
+    """Return whether a file belongs to this user; on Windows, which does not report owners, assume one user."""
     return sys.platform == "win32" or status.st_uid == os.geteuid()
 
 
 def _is_ours(status: os.stat_result) -> bool:
     if sys.platform == "win32":
-        return True  # files have no modes there, and a user's folders are the user's own
+        return True  # files have no permission bits there; a user's folders belong to that user
     return (status.st_uid == 0 or is_own(status)) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 

@@ -55,12 +55,12 @@ def against(scale: Scale, name: str, ours: Column, others: Sequence[Column], spa
 
 
 def often(scale: Scale) -> tuple[tuple[str, Any], ...]:
-    """Return the recipe fields for a mask at every step, which the automatic period of short trainings is already."""
+    """Return the recipe fields for a mask update at every step; none if `every="auto"` already gives that."""
     return () if scale.usual_period == 1 else (("every", 1),)
 
 
 def rarely(scale: Scale) -> tuple[tuple[str, Any], ...]:
-    """Return the recipe fields for a mask every 16 steps, the default at the paper's scale."""
+    """Return the recipe fields for a mask update every 16 steps; none if `every="auto"` already gives that."""
     return () if scale.usual_period == 16 else (("every", 16),)
 
 

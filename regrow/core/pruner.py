@@ -502,7 +502,7 @@ class Pruner:
 def warn_if_unfinished(model: object) -> None:
     """Warn if a pruner of the model has not reached the final sparsity of its schedule."""
     if not isinstance(model, nn.Module):
-        return  # the export itself says what is wrong with it
+        return  # the export raises its own error
     for pruner in Pruner._owners.of(model.parameters()):
         for pattern, schedule in pruner.schedules.items():
             level, final = pruner.levels[pattern], getattr(schedule, "final", None)

@@ -192,7 +192,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 class Metrics:
     """Appends one line per epoch to metrics.jsonl, after cutting the file back to `position` bytes.
 
-    A checkpoint stores the position, so a resumed run drops the lines that its checkpoint does not know.
+    A checkpoint stores the position: a resumed run removes the lines written after its checkpoint.
     """
 
     def __init__(self, path: Path, position: int) -> None:

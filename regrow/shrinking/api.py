@@ -217,7 +217,7 @@ def _layer_reports(
 def _followed(layer: Layer, flow: Flow, plan: ChannelPlan) -> LayerReport:
     kept = plan.computed[layer]
     constant = layer.result.slots[kept & ~layer.result.varies].tolist()
-    # A channel that is needed because it stops being constant could be removed by a more capable `shrink`.
+    # Report where the channel stops being constant: a better `shrink` could remove it.
     reasons = [
         flow.blurred[slot] if reason is NEEDED and slot in flow.blurred else reason
         for slot, reason in ((slot, plan.reason(slot)) for slot in constant)

@@ -37,7 +37,7 @@ def test_a_pruner_of_a_deleted_optimizer_does_not_block_a_new_one():
         gc.enable()
 
 
-def test_a_pruner_that_could_not_be_attached_does_not_stand_in_the_way():
+def test_another_pruner_can_be_attached_after_a_failed_attempt():
     model = small_cnn()
     optimizer = sgd(model)
     with torch.no_grad():

@@ -58,7 +58,7 @@ class Canceling(nn.Module):
         return self.second(self.first(x))
 
 
-def test_the_rounding_of_torch_is_not_blamed_on_others(tmp_path):
+def test_rounding_errors_of_torch_are_accepted(tmp_path):
     model = Canceling().eval()
     exact = exact_outputs(model, (X,))[0]
     with torch.no_grad():

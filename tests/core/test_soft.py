@@ -278,7 +278,7 @@ def test_copies_and_averages_hold_the_shrunk_weights():
     assert holds_what_it_should(model, pruner)
 
 
-def test_an_average_swapped_in_and_back_does_not_cost_the_weights_behind():
+def test_swapping_an_average_in_and_back_keeps_the_dense_weights():
     model, optimizer, pruner = attached()
     train(model, optimizer, batches(10))
     behind, shown = copy.deepcopy(pruner.weights), copy.deepcopy(model.state_dict())

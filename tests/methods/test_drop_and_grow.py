@@ -164,7 +164,7 @@ def test_deep_rewiring_keeps_no_connection_that_has_crossed_zero(training, spars
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adamax])
 @pytest.mark.parametrize("method", ["RigL", "SET", "DeepR", "DSR"])
-def test_the_optimizer_has_gathered_nothing_for_new_connections(method, optimizer_class):
+def test_the_optimizer_state_of_new_connections_is_zero(method, optimizer_class):
     """RigL and SET reset it; at DSR's and DeepR's authors inactive weights receive no gradient in the first place."""
     model = TRAINING.model()
     extra = {"momentum": 0.9} if optimizer_class is torch.optim.SGD else {}
@@ -299,7 +299,7 @@ def test_deep_rewiring_adds_the_noise_of_the_temperature_to_the_gradient_of_acti
     model.weight.grad = torch.zeros_like(model.weight)
     optimizer.step()
     active = model.weight[pruner.masks["weight"]].detach()
-    assert active.mean().item() == pytest.approx(1 - 0.25 * lr, abs=1e-5)  # lr · l1 towards zero
+    assert active.mean().item() == pytest.approx(1 - 0.25 * lr, abs=1e-5)  # lr · l1 toward zero
     assert active.std().item() == pytest.approx(lr * (2 * 0.01 * 1e-5 * 1e-10**0.1) ** 0.5, rel=0.05)
     noise = torch.tensor(reference.deepr_noise(1, 10, 0, "weight", model.weight.numel())).view_as(model.weight)
     expected = 1 - lr * (0.25 + noise[pruner.masks["weight"]])

@@ -40,7 +40,7 @@ def test_every_exported_method_is_known_and_bases_are_not():
 @pytest.mark.parametrize(
     ("typed", "meant"), [("rigel", "rigl"), ("dfp", "dpf"), ("spf", "sfp"), ("one_shoot", "oneshot")]
 )
-def test_a_misspelt_method_is_answered_with_the_nearest(typed, meant):
+def test_the_error_for_a_misspelled_method_names_the_nearest(typed, meant):
     with pytest.raises(ValueError, match=rf"unknown method '{typed}'. Did you mean '{meant}'\? Known methods: .*DPF"):
         find_method(typed)
 

@@ -39,7 +39,7 @@ def out(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_an_item_leaves_a_page_and_numbers_and_nothing_lacks(name, out):
+def test_an_experiment_writes_its_page_and_numbers_without_gaps(name, out):
     scale, store = find_scale("smoke"), ResultStore.read([out / "smoke"])
     page = (out / "smoke" / f"{name}.md").read_text()
 
@@ -139,7 +139,7 @@ def test_every_claim_about_trainings_has_its_runs(out):
 
 
 @pytest.mark.slow
-def test_trainings_side_by_side_come_to_the_same_as_one_after_the_other(out, tmp_path):
+def test_parallel_trainings_have_the_results_of_sequential_ones(out, tmp_path):
     for folder, more in ((out, []), (tmp_path, ["--workers", "2"])):
         assert call(["layers", "--scale", "smoke", "--no-tune", "--out", str(folder), *more]) == 0
 

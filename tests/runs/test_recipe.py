@@ -38,7 +38,7 @@ def test_a_recipe_written_as_toml_is_read_back_as_it_was(tmp_path_factory, **fie
 
 
 @pytest.mark.parametrize(
-    ("spelt", "written"),
+    ("spelled", "written"),
     [
         ("one-shot", "oneshot"),
         ("OneShot", "oneshot"),
@@ -48,8 +48,8 @@ def test_a_recipe_written_as_toml_is_read_back_as_it_was(tmp_path_factory, **fie
         ("MyOwn", "MyOwn"),
     ],
 )
-def test_all_spellings_of_a_method_give_the_same_recipe(spelt, written):
-    for recipe in (Recipe(method=spelt), Recipe.of({"method": spelt}), Recipe().changed(method=spelt)):
+def test_all_spellings_of_a_method_give_the_same_recipe(spelled, written):
+    for recipe in (Recipe(method=spelled), Recipe.of({"method": spelled}), Recipe().changed(method=spelled)):
         assert recipe.method == written
         assert (recipe.key(), recipe.name()) == (Recipe(method=written).key(), Recipe(method=written).name())
 
