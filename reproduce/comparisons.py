@@ -35,8 +35,9 @@ class Pair:
 
 def _left(store: ResultStore, cell: Cell) -> str:
     """Return the kept fractions of parameters and MACs: accuracies at different sizes are not comparable."""
-    shares = [store.share(cell, kept, whole) for kept, whole in (("nonzeros", "parameters"), ("macs_kept", "macs"))]
-    return ", ".join("–" if share is None else f"{100 * share:.1f} %" for share in shares)
+    pairs = (("nonzeros", "parameters"), ("macs_kept", "macs"))
+    fractions = [store.share(cell, kept, whole) for kept, whole in pairs]
+    return ", ".join("–" if fraction is None else f"{100 * fraction:.1f} %" for fraction in fractions)
 
 
 def place(scale: Scale, sparsity: float) -> tuple[str, float]:

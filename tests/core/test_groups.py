@@ -38,9 +38,9 @@ def test_every_group_loses_exactly_its_number_of_weights(weights, data):
     ]
     masks = dict(Budget(scope).keep_top(scores, parts))
     assert set(masks) == set(scores)
-    for names, share in parts:
-        assert pruned(masks, names) == round(sum(scores[name].numel() for name in names) * share)
-        alone = dict(Budget(scope).keep_top({name: scores[name] for name in names}, share))
+    for names, fraction in parts:
+        assert pruned(masks, names) == round(sum(scores[name].numel() for name in names) * fraction)
+        alone = dict(Budget(scope).keep_top({name: scores[name] for name in names}, fraction))
         assert all(torch.equal(masks[name], alone[name]) for name in names)
 
 
@@ -106,8 +106,8 @@ def test_every_method_meets_the_count_of_each_group(method):
     optimizer = sgd(model, weight_decay=0)
     pruner = getattr(regrow, method)(model, optimizer, sparsity={"0": 0.5, "*": 0.8}, **WAYS[method])
     train(model, optimizer, batches(TOTAL))
-    for names, share in ((("0.weight",), 0.5), (("3.weight", "6.weight"), 0.8)):
-        assert pruned(pruner.masks, names) == round(size(model, names) * share)
+    for names, fraction in ((("0.weight",), 0.5), (("3.weight", "6.weight"), 0.8)):
+        assert pruned(pruner.masks, names) == round(size(model, names) * fraction)
     assert pruner.levels == {"0": 0.5, "*": 0.8}
     assert pruner.stats().requested == pytest.approx(pruner.sparsity, abs=1e-3)
 

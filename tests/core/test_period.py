@@ -28,8 +28,8 @@ def _step(model, optimizer):
 def test_the_period_is_the_methods_own_times_the_ramps_share_of_the_shortest_ramp_of_the_paper(period, end):
     from fractions import Fraction
 
-    share = min(Fraction(1), Fraction(end, 46_920))
-    assert scaled_period(period, ramp_end=end) == max(1, int(share * period))
+    fraction = min(Fraction(1), Fraction(end, 46_920))
+    assert scaled_period(period, ramp_end=end) == max(1, int(fraction * period))
 
 
 def test_without_a_ramp_three_quarters_of_the_training_stand_for_it():

@@ -42,9 +42,9 @@ def weight_lists(draw):
 
 
 @settings(max_examples=300, deadline=None)
-@given(weights=weight_lists(), share=st.floats(0, 1))
-def test_the_masks_are_those_of_a_stable_sort(weights, share):
-    count = round(share * sum(w.numel() for w in weights))
+@given(weights=weight_lists(), fraction=st.floats(0, 1))
+def test_the_masks_are_those_of_a_stable_sort(weights, fraction):
+    count = round(fraction * sum(w.numel() for w in weights))
     expected = stable_masks(weights, count)
     plain = {"_bracket": lambda *_: None}
     for replaced in ({}, plain, plain | {"uses_numpy": lambda _: False}):  # bracketed, radix, as on other devices
@@ -57,11 +57,11 @@ def test_the_masks_are_those_of_a_stable_sort(weights, share):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("share", [0.001, 0.5, 0.9, 0.999])
-def test_large_tensors_go_through_the_bracket_and_stay_exact(dtype, share):
+@pytest.mark.parametrize("fraction", [0.001, 0.5, 0.9, 0.999])
+def test_large_tensors_go_through_the_bracket_and_stay_exact(dtype, fraction):
     torch.manual_seed(0)
     weights = [torch.randn(300_000).to(dtype), torch.randn(40, 50, 30).to(dtype) * 0.1, torch.zeros(7, dtype=dtype)]
-    count = round(share * sum(w.numel() for w in weights))
+    count = round(fraction * sum(w.numel() for w in weights))
     found = list(prune_smallest(weights, count))
     assert all(torch.equal(a, b) for a, b in zip(found, stable_masks(weights, count), strict=True))
 
@@ -89,8 +89,8 @@ def test_ties_follow_the_logical_order_whatever_the_memory_format():
 
 
 @settings(max_examples=50, deadline=None)
-@given(weights=weight_lists(), share=st.floats(0, 1), data=st.data())
-def test_scores_with_any_strides_are_read_right(weights, share, data):
+@given(weights=weight_lists(), fraction=st.floats(0, 1), data=st.data())
+def test_scores_with_any_strides_are_read_right(weights, fraction, data):
     strided = []
     for weight in weights:
         wide = torch.full((*weight.shape, 2), torch.nan, dtype=weight.dtype)
@@ -105,7 +105,7 @@ def test_scores_with_any_strides_are_read_right(weights, share, data):
                 )
             )
         )
-    count = round(share * sum(w.numel() for w in weights))
+    count = round(fraction * sum(w.numel() for w in weights))
     found = prune_smallest(strided, count)
     assert all(torch.equal(a, b) for a, b in zip(found, stable_masks(strided, count), strict=True))
 
@@ -168,9 +168,9 @@ class Rank(ShardGroup):
 
 
 @settings(max_examples=50, deadline=None)
-@given(weights=weight_lists(), share=st.floats(0, 1))
-def test_shards_select_the_same_as_the_whole_tensor(weights, share):
-    count = round(share * sum(w.numel() for w in weights))
+@given(weights=weight_lists(), fraction=st.floats(0, 1))
+def test_shards_select_the_same_as_the_whole_tensor(weights, fraction):
+    count = round(fraction * sum(w.numel() for w in weights))
     halves = [torch.tensor_split(w, [len(w) // 2]) for w in weights]
     futures = Ranks().run([[half[rank] for half in halves] for rank in range(2)], count)
     parts = zip(*(future.result() for future in futures), strict=True)

@@ -127,8 +127,8 @@ def test_set_moves_as_many_connections_as_it_drops(training, sparsity):
     for t in steps(model, optimizer, 6):
         for name, old in masks.items():
             weight, free = watch.updated[name] * old, int((~old).sum())
-            share = min(0.3, free / max(int(old.sum()), 1)) if pruner.updates_at(t) else 0
-            dropped = sum(int(share * int(side.sum())) for side in (old & (weight >= 0), old & (weight < 0)))
+            fraction = min(0.3, free / max(int(old.sum()), 1)) if pruner.updates_at(t) else 0
+            dropped = sum(int(fraction * int(side.sum())) for side in (old & (weight >= 0), old & (weight < 0)))
             new = pruner.masks[name]
             assert int((old & ~new).sum()) == int((new & ~old).sum()) == dropped
         masks = pruner.masks.clone()

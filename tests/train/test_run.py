@@ -229,13 +229,13 @@ def test_smoothed_labels_are_trained_on_and_plain_ones_evaluated():
     """The loss is (1 - s) times that of the label plus s times the mean over all classes."""
     images, labels = next(iter(make_trainer(QUICK).sets.train.epoch(0, 0)))
     losses = {}
-    for share in (0.0, 0.3):
-        trainer = make_trainer(QUICK.changed(method="dense", label_smoothing=share))
+    for smoothing in (0.0, 0.3):
+        trainer = make_trainer(QUICK.changed(method="dense", label_smoothing=smoothing))
         logs = torch.log_softmax(trainer.model(images), dim=1)
-        expected = (1 - share) * -logs[range(len(labels)), labels].mean() - share * logs.mean()
+        expected = (1 - smoothing) * -logs[range(len(labels)), labels].mean() - smoothing * logs.mean()
         trainer._train_batch(images, labels)
-        losses[share] = trainer.totals.loss / len(labels)
-        assert losses[share] == pytest.approx(expected.item(), rel=1e-5)
+        losses[smoothing] = trainer.totals.loss / len(labels)
+        assert losses[smoothing] == pytest.approx(expected.item(), rel=1e-5)
     assert losses[0.0] != losses[0.3]
 
 
