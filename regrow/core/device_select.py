@@ -22,7 +22,7 @@ from regrow.core.select import NotANumberError
 _DIGIT = 16
 _COPIES = 16  # of the histogram of one group: most keys fall into two of its bins, where atomic additions collide
 _MEMORY_FRACTION = 0.49  # of the tensors' memory, for everything that is needed at the same time
-_MOST_CHUNKS = 5  # launches come before memory: masks of 16-bit tensors fill half of their memory already
+_MOST_CHUNKS = 5  # few launches are worth more memory: masks of 16-bit tensors alone need half of their memory
 _LEAST = 1 << 20  # elements: chunks of 4 MB are small enough on any accelerator
 _ROW = 1024  # elements among which a tie is looked for at once
 

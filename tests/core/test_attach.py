@@ -94,7 +94,7 @@ class Doubled(nn.Module):
         lambda layer: prune.random_unstructured(layer, "weight", 0.5),
     ],
 )
-def test_a_layer_that_computes_its_weight_is_not_left_out_in_silence(compute):
+def test_leaving_out_a_layer_that_computes_its_weight_gives_a_warning(compute):
     model = small_cnn()
     compute(model[3])
     with pytest.warns(UserWarning, match=r"3 \(1 in all\) computes its weight from other parameters.*not pruned"):
@@ -103,7 +103,7 @@ def test_a_layer_that_computes_its_weight_is_not_left_out_in_silence(compute):
     assert [target.name for target in find_targets(model, ["0", "6"])] == ["0.weight", "6.weight"]
 
 
-def test_names_of_a_wrapped_model_are_understood_everywhere():
+def test_names_of_a_wrapped_model_are_accepted_as_masks_and_targets():
     model = small_cnn()
     mask = torch.rand(8, 1, 3, 3) > 0.5
     fixed = regrow.Fixed(model, sgd(model), {"module._orig_mod.0.weight": mask})

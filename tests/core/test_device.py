@@ -156,12 +156,12 @@ def same_on_the_device_path(method, dtype, options, **more):
 
 
 @pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
-def test_a_training_is_that_of_the_cpu_to_the_bit(options):
+def test_training_is_bit_identical_to_training_on_the_cpu(options):
     same_on_the_device_path("DPF", torch.float32, options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_training_is_that_of_the_cpu_in_every_precision_and_memory_format(dtype):
+def test_training_equals_training_on_the_cpu_in_every_precision_and_memory_format(dtype):
     same_on_the_device_path("DPF", dtype, {})
     same_on_the_device_path("DPF", dtype, {"scope": "layer"}, channels_last=True)
 
@@ -170,7 +170,7 @@ MOVING = ["DSR", "SET", "RigL", "SparseMomentum", "GraNet"]
 
 
 @pytest.mark.parametrize("method", ["Incremental", "SFP", "DNS", "SRSTE", *MOVING])
-def test_other_methods_are_those_of_the_cpu_to_the_bit(method):
+def test_other_methods_are_bit_identical_to_those_on_the_cpu(method):
     options = {"total_steps": 20} if method in MOVING else {}
     if method == "SRSTE":
         options = {"targets": ["3.weight", "6.weight"]}

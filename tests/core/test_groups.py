@@ -75,7 +75,7 @@ def test_two_groups_train_like_algorithm_1_with_two_thresholds(scope, soft):
         assert all(torch.allclose(pruner.weights[name], dense[name], atol=1e-5) for name in ALL)
 
 
-def test_one_group_for_all_is_a_plain_number_to_the_bit():
+def test_one_group_of_all_layers_is_bit_identical_to_a_sparsity_without_groups():
     ends = []
     for sparsity in (regrow.Cubic(0.9, end=20), {"*": regrow.Cubic(0.9, end=20)}):
         model = small_cnn()
@@ -125,7 +125,7 @@ def test_a_method_that_moves_weights_between_layers_takes_one_number(method):
         getattr(regrow, method)(model, sgd(model), sparsity={"0": 0.5, "*": 0.8}, total_steps=TOTAL)
 
 
-def test_a_ramp_that_falls_gives_nothing_back_in_any_group():
+def test_with_a_falling_ramp_no_pruned_weight_returns_in_any_group():
     model = small_cnn()
     optimizer = sgd(model)
     falls = {"0": lambda t: 0.8 if t < 4 else 0.2, "*": lambda t: min(0.9, 0.1 + 0.1 * t)}

@@ -66,7 +66,7 @@ def test_large_tensors_go_through_the_bracket_and_stay_exact(dtype, fraction):
     assert all(torch.equal(a, b) for a, b in zip(found, stable_masks(weights, count), strict=True))
 
 
-def test_a_sample_that_misleads_costs_time_and_never_exactness():
+def test_a_misleading_sample_costs_time_but_the_selection_stays_exact():
     weights = torch.zeros(1 << 20)
     weights[1::2] = torch.arange(1 << 19)  # every even element, and so the whole sample, is zero
     count = (1 << 20) * 3 // 4
@@ -90,7 +90,7 @@ def test_ties_follow_the_logical_order_whatever_the_memory_format():
 
 @settings(max_examples=50, deadline=None)
 @given(weights=weight_lists(), fraction=st.floats(0, 1), data=st.data())
-def test_scores_with_any_strides_are_read_right(weights, fraction, data):
+def test_scores_with_any_strides_are_read_correctly(weights, fraction, data):
     strided = []
     for weight in weights:
         wide = torch.full((*weight.shape, 2), torch.nan, dtype=weight.dtype)
@@ -202,7 +202,7 @@ def test_exactly_the_requested_number_is_pruned_with_a_floor_too(weights, sparsi
 
 @settings(max_examples=100, deadline=None)
 @given(weights=weight_lists(), sparsity=st.floats(0, 0.99))
-def test_layer_scope_prunes_every_layer_to_the_same_share(weights, sparsity):
+def test_layer_scope_prunes_the_same_fraction_of_every_layer(weights, sparsity):
     masks = dict(Budget("layer").keep_top({str(i): w for i, w in enumerate(weights)}, sparsity))
     for i, w in enumerate(weights):
         assert torch.equal(masks[str(i)], stable_masks([w], round(w.numel() * sparsity))[0])

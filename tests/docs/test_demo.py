@@ -56,7 +56,7 @@ def modules() -> dict[str, bytes]:
 
 @NEEDS_NODE
 @pytest.mark.parametrize("name", ["sparse", "dense"])
-def test_nine_of_ten_drawings_of_every_digit_and_style_are_read(name: str, tmp_path: Path) -> None:
+def test_nine_of_ten_drawings_of_every_digit_and_style_are_recognized(name: str, tmp_path: Path) -> None:
     (tmp_path / "model.wasm").write_bytes(modules()[name])
     paths = {"script": ROOT / "regrow/export/templates/model.js", "strokes": DEMO / "strokes.js"}
     command = ["node", "--input-type=module", "-e", READ % paths, str(tmp_path / "model.wasm")]

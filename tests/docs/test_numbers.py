@@ -37,7 +37,7 @@ def test_the_theorems_page_shows_rounded_measurements():
         assert said == [[float(f"{measured:.2g}"), float(f"{bound:.2g}")] for _, measured, bound in found]
 
 
-def test_the_cost_of_a_run_in_a_sweep_is_the_benchmarks():
+def test_the_page_about_sweeps_has_the_measured_cost_of_a_run():
     rows = json.loads((RESULTS / "benchmarks" / "sweep.json").read_text())["rows"]
     seconds = {row["what"]: row["ms"] / 1000 for row in rows}
     overhead, listing = seconds["the sweep's overhead per run"], seconds["regrow sweep --dry-run, 10,000 finished"]

@@ -186,7 +186,7 @@ def bomb() -> bytes:
 
 
 @pytest.mark.parametrize("place", ["index", "codes"])
-def test_a_deflate_bomb_is_refused_before_it_unfolds(place, tmp_path):
+def test_a_deflate_bomb_is_refused_before_it_is_inflated(place, tmp_path):
     path = tmp_path / "x.regrow"
     words, index, _ = opened(packed())
     before = b"" if place == "index" else deflated(json.dumps(index).encode())

@@ -133,7 +133,7 @@ def test_acdc_prunes_restores_from_zero_and_prunes_again():
     assert (kept(pruner), pruner.stats().requested) == ([0, 1, 1, 0], 0.5)
 
 
-def test_the_phases_of_acdc_are_the_authors_on_imagenet_and_can_be_those_on_cifar():
+def test_the_phases_of_acdc_are_the_authors_for_imagenet_and_can_be_set_to_those_for_cifar():
     layer, optimizer = line(*range(10))
     pruner = regrow.ACDC(layer, optimizer, sparsity=0.5, total_steps=100, targets=["weight"])
     sparse = [epoch for epoch in range(100) if pruner.sparse_after(epoch)]

@@ -235,7 +235,7 @@ def test_a_pruner_without_a_mask_update_in_a_known_length_warns(method, options)
 
 
 @pytest.mark.parametrize("form", [{"foreach": True}, {"fused": True}])
-def test_rigl_grows_by_the_gradient_though_the_optimizer_may_write_over_it(form):
+def test_rigl_grows_by_the_gradient_even_if_the_optimizer_overwrites_it(form):
     model = TRAINING.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, **form)
     watch = Watch(model, optimizer)
@@ -283,7 +283,7 @@ def test_frozen_deep_rewiring_has_no_l1_term():
     assert torch.equal(model.weight, before)
 
 
-def test_deep_rewiring_with_weight_decay_is_warned_of():
+def test_deep_rewiring_with_weight_decay_gives_a_warning():
     model = TRAINING.model()
     with pytest.warns(UserWarning, match=r"DeepR has its L1 term in place of weight decay, .* decays by 0\.001"):
         regrow.DeepR(model, TRAINING.optimizer(model), sparsity=0.5, total_steps=10)
@@ -328,7 +328,7 @@ def test_default_targets_are_those_of_the_authors():
     assert set(pruners["RigL"].targets) == set(names) - {names[-1]}
 
 
-def test_dsr_can_leave_as_much_of_resnet50_as_at_its_authors():
+def test_dsr_can_keep_as_many_parameters_of_resnet50_as_its_authors():
     """They keep the last layer sparse there: 7.38 M and 5.10 M parameters are left (the paper: 7.30 M and 5.10 M)."""
     model = build("resnet50", classes=1000)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}

@@ -100,7 +100,7 @@ def test_a_package_adds_a_method_by_an_entry_point(tmp_path):
     assert done.stdout == "method 'wrong' is elsewhere:nothing, which is not a subclass of regrow.Pruner\n"
 
 
-def test_a_pruner_that_does_not_say_how_it_prunes_is_refused():
+def test_a_pruner_without_next_masks_is_refused():
     model = TRAINING.model()
 
     class Silent(regrow.Pruner):

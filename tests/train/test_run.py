@@ -171,7 +171,7 @@ def test_the_mask_of_another_run_includes_the_last_layer_if_it_was_pruned(tmp_pa
     assert (again["sparsity"] == found["sparsity"]) == masked
 
 
-def test_an_option_of_the_method_that_the_recipe_would_fill_in_counts(tmp_path):
+def test_an_option_of_the_method_takes_precedence_over_the_value_from_the_recipe(tmp_path):
     run(QUICK.changed(method="oneshot", options=("at=6",)), tmp_path / "run")
     assert [record["sparsity"] > 0 for record in read_metrics(tmp_path / "run")] == [True] * 3
 
