@@ -32,7 +32,8 @@ def ways(init: str, rate: float, **fields: Any) -> dict[str, Recipe]:
     """Return the recipes that end at 90 % after two epochs, from the dense network `init` or from scratch."""
     base = load_recipe("cifar-small").changed(**fields)
     dpf = base.changed(epochs=SHORT, lr=rate, settle=0.1)
-    oneshot = base.changed(method="oneshot", every="paper", epochs=0, finetune_epochs=SHORT, finetune_lr=rate, init=init)
+    pruned = base.changed(method="oneshot", every="paper", epochs=0, init=init)
+    oneshot = pruned.changed(finetune_epochs=SHORT, finetune_lr=rate)
     return {"dpf": dpf.changed(init=init), "oneshot": oneshot, "scratch": dpf}
 
 

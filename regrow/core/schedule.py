@@ -124,7 +124,7 @@ def scaled_period(period: int, *, ramp_end: int | None, total_steps: int | None 
 
     A training whose ramp is as long as the paper's keeps the method's own `period`; a shorter one has
     proportionally shorter periods, so that it makes about as many updates. Without a ramp, 75 % of `total_steps`
-    stands for its end; if neither is known, the method keeps its own period.
+    is used as its end; if neither is known, the method keeps its own period.
 
     >>> scaled_period(16, ramp_end=225 * 391), scaled_period(16, ramp_end=23_460), scaled_period(16, ramp_end=100)
     (16, 8, 1)

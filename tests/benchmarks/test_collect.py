@@ -11,7 +11,7 @@ from regrow.runs.recipe import Recipe
 from regrow.train.run import run
 
 
-def test_results_outlive_their_run_folders(tmp_path: Path) -> None:
+def test_results_whose_run_folders_are_gone_stay_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     assert add([{"name": "b", "key": "2", "top1": 1.0}, {"name": "a", "key": "1", "top1": 2.0}], path) == 2
     assert add([{"name": "a", "key": "0", "top1": 3.0}, {"name": "b", "key": "2", "top1": 4.0}], path) == 1

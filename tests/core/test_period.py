@@ -25,14 +25,14 @@ def _step(model, optimizer):
 
 @pytest.mark.parametrize("end", [1, 2_932, 2_933, 23_460, 46_919, 46_920, 10**9])
 @pytest.mark.parametrize("period", [16, 100, 391])
-def test_the_period_is_the_methods_own_times_the_ramps_share_of_the_shortest_ramp_of_the_paper(period, end):
+def test_the_period_is_scaled_by_the_length_of_the_ramp_relative_to_the_papers_shortest(period, end):
     from fractions import Fraction
 
-    share = min(Fraction(1), Fraction(end, 46_920))
-    assert scaled_period(period, ramp_end=end) == max(1, int(share * period))
+    fraction = min(Fraction(1), Fraction(end, 46_920))
+    assert scaled_period(period, ramp_end=end) == max(1, int(fraction * period))
 
 
-def test_without_a_ramp_three_quarters_of_the_training_stand_for_it():
+def test_without_a_ramp_the_period_is_scaled_by_three_quarters_of_the_training():
     assert scaled_period(16, ramp_end=None, total_steps=40_000) == scaled_period(16, ramp_end=30_000) == 10
 
 

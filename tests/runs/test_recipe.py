@@ -24,7 +24,7 @@ from regrow.train.build import LearningRate, make_model, make_optimizer, make_sc
 
 @given(
     lr=st.floats(1e-6, 10),
-    lr_drops=st.lists(st.floats(0, 1), max_size=4).map(lambda shares: tuple(sorted(shares))),
+    lr_drops=st.lists(st.floats(0, 1), max_size=4).map(lambda drops: tuple(sorted(drops))),
     targets=st.lists(st.text(), max_size=3).map(tuple),
     every=st.sampled_from(["auto", "paper"]) | st.integers(1, 1000),
     bf16=st.booleans(),
@@ -38,7 +38,7 @@ def test_a_recipe_written_as_toml_is_read_back_as_it_was(tmp_path_factory, **fie
 
 
 @pytest.mark.parametrize(
-    ("spelt", "written"),
+    ("spelled", "written"),
     [
         ("one-shot", "oneshot"),
         ("OneShot", "oneshot"),
@@ -48,8 +48,8 @@ def test_a_recipe_written_as_toml_is_read_back_as_it_was(tmp_path_factory, **fie
         ("MyOwn", "MyOwn"),
     ],
 )
-def test_all_spellings_of_a_method_give_the_same_recipe(spelt, written):
-    for recipe in (Recipe(method=spelt), Recipe.of({"method": spelt}), Recipe().changed(method=spelt)):
+def test_all_spellings_of_a_method_give_the_same_recipe(spelled, written):
+    for recipe in (Recipe(method=spelled), Recipe.of({"method": spelled}), Recipe().changed(method=spelled)):
         assert recipe.method == written
         assert (recipe.key(), recipe.name()) == (Recipe(method=written).key(), Recipe(method=written).name())
 
@@ -104,7 +104,7 @@ def test_options_that_were_added_later_count_only_when_they_are_set():
     recipe = Recipe()
     fields = {name: value for name, value in vars(recipe).items() if name not in ("norm_decay", "label_smoothing")}
     assert Recipe.of(fields).key() == recipe.key()
-    assert len({recipe.changed(label_smoothing=share).key() for share in (0.0, 0.1, 0.2)}) == 3
+    assert len({recipe.changed(label_smoothing=smoothing).key() for smoothing in (0.0, 0.1, 0.2)}) == 3
     assert recipe.changed(norm_decay=False).key() != recipe.key()
 
 

@@ -61,7 +61,7 @@ def stop_at(recipe, folder, step):
 
 @needs_shards
 def test_another_number_of_processes_can_resume_a_checkpoint(tmp_path):
-    # Without batch norm's dependence on shares there would be rounding only: the learning rate keeps the rest small.
+    # Batch norm depends on each process's part of the batch: a low learning rate keeps that difference small.
     recipe = SHARDED.changed(lr=1e-4, optimizer="adam")
     run(recipe, tmp_path / "alone")
     run_together(3, stop_at, recipe, tmp_path / "many", 20)
