@@ -16,6 +16,10 @@ _COMMON = {*get_type_hints(PrunerOptions), *get_type_hints(DropAndGrowOptions), 
 _MEMORY = {Memory.KEEP: "keep (feedback)", Memory.FORGET: "forget (zero)", Memory.SOFT: "soft (free to grow)"}
 _BUDGET = {"global": "one count over all layers", "layer": "uniform", "er": "Erdős–Rényi", "erk": "Erdős–Rényi kernel"}
 _NOTE = "<!-- Made by `python -m docs.methods_table`; edit the classes, not this file. -->"
+_INTRO = (
+    "With this table you can compare all methods: when each updates its masks, how it scores weights and splits the "
+    "budget,\nand what an update costs (n: number of targeted weights). [Methods](methods.md) explains them."
+)
 _HEAD = ("method", "paper", "when", "score", "budget", "memory", "options", "cost of an update")
 
 
@@ -24,7 +28,7 @@ def table() -> str:
     known: list[Any] = sorted(map(find_method, METHODS), key=lambda method: method.__name__.lower())
     rows = [_HEAD, tuple("---" for _ in _HEAD), *(_row(method) for method in [*known, LotteryTicket])]
     return "\n".join(
-        [_NOTE, "", "# All methods in one table", "", *("| " + " | ".join(row) + " |" for row in rows), ""]
+        [_NOTE, "", "# All methods in one table", "", _INTRO, "", *("| " + " | ".join(row) + " |" for row in rows), ""]
     )
 
 

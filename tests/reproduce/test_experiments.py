@@ -35,7 +35,7 @@ def test_all_methods_but_those_named_on_the_pages_have_periods_scaled_to_the_len
     named = {column.title: [column.cell(scale, ("resnet20", 0.9))] for column in EVERY_METHOD}
 
     assert {scale.recipe("resnet20", method, 0.9).every for method in methods} == {"auto"}
-    assert {scale.recipe("resnet20", method, 0.9).every for method in UNSCALED} == {None}
+    assert {scale.recipe("resnet20", method, 0.9).every for method in UNSCALED} == {"paper"}
     assert "SparseMomentum keeps its own" in periods(scale, named)
     assert periods(find_scale("paper"), named) == ""
 
@@ -132,7 +132,7 @@ def test_the_usual_period_is_the_methods_own_so_that_its_run_is_shared():
 
     assert {recipe.every for recipe in missing("period-sparsity", "cpu")} == {"auto", 16, 64, 256}
     assert [recipe.every for recipe in missing("period-sparsity", "cpu") if recipe.key() in shared] == ["auto"] * 3
-    assert {recipe.every for recipe in missing("period-sparsity", "paper")} == {None, 1, 2, 4, 8, 32, 64}
+    assert {recipe.every for recipe in missing("period-sparsity", "paper")} == {"auto", 1, 2, 4, 8, 32, 64}
 
 
 def test_unknown_items_and_scales_are_errors_with_a_suggestion():
