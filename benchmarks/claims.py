@@ -120,7 +120,7 @@ def protocol(store: ResultStore) -> str:
         if (top1 := accuracy(store, cell)) != NOT_RUN:
             used = sorted({cpu for outcome in store.outcomes(cell) for cpu in cpus(outcome)})
             lines.append([f"{column.title}{told}", printed("resnet20", column, level), top1, ", ".join(used)])
-    head = ["the paper's protocol on ResNet-20, CIFAR-10", "paper", "ours (seeds)", "CPU"]
+    head = ["ResNet-20, CIFAR-10", "paper", "ours (seeds)", "CPU"]
     return table(head, lines) if lines else ""
 
 

@@ -155,9 +155,8 @@ def comparison(store: ResultStore) -> str:
     if not lines:
         return ""
     heads = [text for level in LEVELS for text in (f"{percent(level)} pruned: paper", "ours")]
-    long = " Rows with 300 epochs follow the paper's protocol." if PROTOCOL[-1].title in runs else ""
     said = (
-        f"Top-1 on the test images, in %. Ours: {CPU.about}, seeds in brackets.{long} The paper trains for 300 epochs "
+        f"Top-1 on the test images, in %. Ours: {CPU.about}, seeds in brackets. The paper trains for 300 epochs "
         "(fine-tuning: 60 more), three seeds. `python -m reproduce methods --scale cpu`"
     )
     return f"{table(['', *heads], lines)}\n\n{said}\n\n{mask_updates(store, runs)} {machines(store, runs)}\n"

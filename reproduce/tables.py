@@ -208,7 +208,12 @@ SFP_CONSTANT = replace(SFP, fields=(("ramp_end", 0.0),), name="SFP, constant rat
 
 # The paper's protocol as it was run here: 16 is DPF's own period, and channels_last makes it faster.
 PROTOCOL = tuple(
-    replace(column, fields=(("every", 16), ("channels_last", True)), printed=True, name=f"{column.title}, 300 epochs")
+    replace(
+        column,
+        fields=(("every", 16), ("channels_last", True)),
+        printed=True,
+        name=f"{column.title} (300 epochs, the paper's protocol)",
+    )
     for column in (DENSE, DPF)
 )
 

@@ -46,9 +46,9 @@ def test_a_training_with_the_papers_protocol_is_beside_the_papers_number_on_ever
     path.write_text(json.dumps(record) + "\n")
     store = ResultStore.read([page.RESULTS, path])
 
-    row = "| DPF, 300 epochs | 90.88 ± 0.07 | 90.12 (1) |"
+    row = "| DPF (300 epochs, the paper's protocol) | 90.88 ± 0.07 | 90.12 (1) |"
     assert row in headline.comparison(store)
-    row = "| DPF, 300 epochs, 90 % pruned | 90.88 ± 0.07 | 90.12 (1) | another, one |"
+    row = "| DPF (300 epochs, the paper's protocol), 90 % pruned | 90.88 ± 0.07 | 90.12 (1) | another, one |"
     assert row in page.protocol(store)
     row = "| DPF 90 % | 300 | 90.12 | 1 | 90.88 ± 0.07 | 7,332 | another, one |"
     assert row in page.papers_network([page.RESULTS / "cifar10-resnet20-cpu.jsonl", path])
