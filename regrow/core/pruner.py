@@ -61,6 +61,10 @@ class Pruner:
     info: ClassVar[MethodInfo]
     takes_sparsity: ClassVar[bool] = True
     """Whether the user chooses the sparsity."""
+    takes_schedule: ClassVar[bool] = True
+    """Whether `sparsity` may be a schedule: a number in a recipe then becomes its ramp."""
+    ends_dense: ClassVar[bool] = False
+    """Whether no weight is pruned at the end of training."""
     prunes_filters: ClassVar[bool] = False
     """Whether the method always prunes whole filters."""
     takes_masks: ClassVar[bool] = False
@@ -504,6 +508,8 @@ def warn_if_unfinished(model: object) -> None:
     if not isinstance(model, nn.Module):
         return  # the export itself says what is wrong with it
     for pruner in Pruner._owners.of(model.parameters()):
+        if pruner.ends_dense:
+            continue
         for pattern, schedule in pruner.schedules.items():
             level, final = pruner.levels[pattern], getattr(schedule, "final", None)
             if final is not None and level < final:

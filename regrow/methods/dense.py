@@ -23,6 +23,7 @@ class Dense(Pruner):
     )
     memory = Memory.SOFT  # nothing is masked, so there is nothing to do after a step
     takes_sparsity = False
+    ends_dense = True
     ignores_options = True
 
     def __init__(

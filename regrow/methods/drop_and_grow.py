@@ -48,6 +48,7 @@ class DropAndGrow(Pruner, ABC):
     """Whether the gradients of a step are kept until connections have moved after it (see `move_by_gradient`)."""
     moves_between_layers: ClassVar[bool] = False
     """Whether connections move between all layers, so that the count of a group of layers changes."""
+    takes_schedule = False
     period = EPOCH
     total_steps: int
     resume_options = (*Pruner.resume_options, "total_steps", "seed")

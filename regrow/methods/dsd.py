@@ -33,6 +33,7 @@ class DSD(Phases):
         score="magnitude",
         cost="one selection over n, once",
     )
+    ends_dense = True
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ class Phases(Pruner, ABC):
     """Starts dense and alternates between sparse and dense phases at the fractions `switches` of `total_steps`."""
 
     has_own_schedule = True
+    takes_schedule = False
     total_steps: int
     resume_options = (*Pruner.resume_options, "total_steps", "switches")
 

@@ -29,6 +29,7 @@ class Static(Pruner):
         score="random",
         cost="one draw and one selection per layer, once",
     )
+    takes_schedule = False
     resume_options = (*Pruner.resume_options, "seed")
 
     def __init__(
