@@ -473,25 +473,20 @@ class Pruner:
 
     def settings(self) -> dict[str, Any]:
         """Return what must be the same when a run is resumed."""
-        return {
-            "method": type(self).__name__,
-            "schedule": stable_name(self.schedule),
-            **{name: getattr(self, name) for name in self.resume_options},
-            "scope": self.budget.scope,
-            "floor": self.budget.floor,
-        }
+        return {**self._settings_with(self.resume_options), "schedule": stable_name(self.schedule)}
 
     def _shared_settings(self) -> dict[str, Any]:
         """Return what must be the same on all ranks; a method may set some of its options later."""
         return {
-            "method": type(self).__name__,
+            **self._settings_with(name for name in self.resume_options if hasattr(self, name)),
             "sparsity": stable_name(self.schedule),
-            **{name: getattr(self, name) for name in self.resume_options if hasattr(self, name)},
-            "scope": self.budget.scope,
-            "floor": self.budget.floor,
             "step": self.step,
             **{f"target {target.name}": tuple(target.param.shape) for target in self._all_targets},
         }
+
+    def _settings_with(self, names: Iterable[str]) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in names}
+        return {"method": type(self).__name__, **own, "scope": self.budget.scope, "floor": self.budget.floor}
 
     def __repr__(self) -> str:
         # The reached sparsity is counted over all processes: a print in one of them must not wait for the others.

@@ -43,13 +43,7 @@ class Static(Pruner):
         **options: Unpack[TargetOptions],
     ) -> None:
         self.seed = seed
-        super().__init__(
-            model,
-            optimizer,
-            sparsity=check_constant(self, sparsity),
-            scope=scope,
-            **options,
-        )
+        super().__init__(model, optimizer, sparsity=check_constant(self, sparsity), scope=scope, **options)
 
     def updates_at(self, t: int) -> bool:
         """Return whether this is the start."""

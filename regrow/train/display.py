@@ -138,22 +138,15 @@ def _shortfall(result: dict[str, Any]) -> str:
 
     Only where single weights are pruned: filters and N:M groups are counted differently.
     """
+    from regrow.methods.registry import built_in_name, find_method
+
     recipe = Recipe.of(result["recipe"])
     exact = recipe.takes_sparsity and not recipe.prunes_filters and recipe.unit in (None, "weight")
     if not exact or isinstance(recipe.sparsity, str) or result["sparsity"] > recipe.sparsity - 0.001:
         return ""
-    if _ends_dense(recipe):
+    if (method := built_in_name(recipe.method)) is None or find_method(method).ends_dense:
         return ""
     return f"; the target is {recipe.sparsity_title}: train longer, or lower --every"
-
-
-def _ends_dense(recipe: Recipe) -> bool:
-    from regrow.methods.registry import find_method
-
-    try:
-        return find_method(recipe.method).ends_dense
-    except (TypeError, ValueError):  # a method of another package that is not installed here
-        return False
 
 
 def title(recipe: Recipe) -> str:
