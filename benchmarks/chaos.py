@@ -1,11 +1,11 @@
 """Kills real processes at hundreds of random times and checks that nothing is lost, damaged or different.
 
-    python -m benchmarks.chaos                      # until 770 kills are recorded; half an hour
+    python -m benchmarks.chaos                      # until every campaign has its `KILLS`; about two hours
     python -m benchmarks.chaos --kills 20 --only training --out /tmp/chaos.jsonl
 
 Each round is one line in `results/chaos/kills.jsonl`: what was done, the seed that repeats its random choices, kills,
-files checked, seconds. An interrupted command resumes with the missing kills. It stops at
-the first damaged file, lost run, or result that is not bit-identical to that of an undisturbed process, and keeps the
+files checked, seconds. Recorded kills count: an interrupted command resumes with the missing ones. It stops at the
+first damaged file, lost run, or result that is not bit-identical to that of an undisturbed process, and keeps the
 folder.
 """
 

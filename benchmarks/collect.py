@@ -9,12 +9,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from regrow.runs.folder import read_divergence, read_metrics, read_result, write_whole
 from regrow.runs.recipe import Recipe
+from regrow.system import lock
+from reproduce.migrate import migrated
 from reproduce.results import portable
 
 # Fields of an epoch's record that the figures of a report use.
@@ -29,7 +33,7 @@ def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
 
     A run that moved between machines has a `machines.jsonl` beside its result: a line per machine and first epoch.
     """
-    result = ended(run) or {}
+    result = migrated(ended(run) or {})
     environment = json.loads((run / "environment.json").read_text())
     epochs = read_metrics(run)
     trained = [epoch for epoch in epochs if epoch["phase"] == "train"]
@@ -59,11 +63,37 @@ def ended(run: Path) -> dict[str, Any] | None:
 
 def add(records: Iterable[dict[str, Any]], path: Path) -> int:
     """Add `records` to the results file at `path`; return how many of them are new."""
-    known = {each["key"]: each for each in map(json.loads, path.read_text().splitlines() if path.exists() else ())}
-    together = known | {each["key"]: each for each in records}
-    ordered = sorted(together.values(), key=lambda each: (each["name"], each["key"]))
-    write_whole(path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in ordered).encode())
+    with _alone(path):
+        known = read(path)
+        together = known | {each["key"]: each for each in records}
+        write(together, path)
     return len(together) - len(known)
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the records of a results file by their keys, with current names; a missing file has none."""
+    return by_key(path.read_text("utf-8")) if path.exists() else {}
+
+
+def by_key(lines: str) -> dict[str, dict[str, Any]]:
+    """Return the records in JSON Lines by their keys, with current names."""
+    return {each["key"]: each for each in map(migrated, map(json.loads, lines.splitlines()))}
+
+
+def write(records: Mapping[str, dict[str, Any]], path: Path) -> None:
+    """Write a results file."""
+    ordered = sorted(records.values(), key=lambda each: (each["name"], each["key"]))
+    write_whole(path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in ordered).encode())
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process adds to `path`, whose own file is replaced with every record."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("ab") as file:
+        while not lock(file.fileno()):
+            time.sleep(0.05)
+        yield
 
 
 def short_epoch(epoch: Mapping[str, Any]) -> dict[str, Any]:

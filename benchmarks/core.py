@@ -179,11 +179,11 @@ def memory_row(millions: int) -> dict[str, Any]:
     child = [sys.executable, "-m", "benchmarks.core", "--peak", str(millions)]
     # Return freed memory to the system at once, so that the peak counts only memory in use.
     exact = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    share = float(subprocess.run(child, capture_output=True, text=True, check=True, env=exact).stdout)
+    fraction = float(subprocess.run(child, capture_output=True, text=True, check=True, env=exact).stdout)
     return {
         "measured": f"transient memory of a refresh, {millions} M weights",
         "ms": "",
-        "ratio": share,
+        "ratio": fraction,
         "bar": "<= 0.10",
     }
 

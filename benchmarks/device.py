@@ -180,7 +180,7 @@ def main() -> None:
     scopes = {scope: measure(model, scope=scope) for scope in ("global", "layer")}
     small = build("resnet20")
     methods = {name: measure(small, find_method(name)) for name in METHODS}
-    shares = {scope: round(kinds["refresh"].transient_bytes / targeted, 3) for scope, kinds in scopes.items()}
+    fractions = {scope: round(kinds["refresh"].transient_bytes / targeted, 3) for scope, kinds in scopes.items()}
     print(
         table(
             [
@@ -190,14 +190,14 @@ def main() -> None:
             ]
         )
     )
-    print(f"memory of a refresh, as a share of the weights: {shares}")
+    print(f"memory of a refresh, as a fraction of the weights: {fractions}")
     result = {
         "title": "Launches, host syncs and bytes copied to the host that a pruner adds to an optimizer step",
         "command": "python -m benchmarks.device",
         "date": date.today().isoformat(),
         "machine": machine(),
         "resnet50": _recorded(scopes),
-        "transient_share": shares,
+        "transient_share": fractions,
         "methods": _recorded(methods),
         "network of the methods": "resnet20",
     }

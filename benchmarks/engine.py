@@ -71,8 +71,8 @@ def sparsity_for(name: str, macs: int) -> float:
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        shares = densities([layer.weights for layer in layers], middle)
-        kept = sum(layer.macs * share for layer, share in zip(layers, shares, strict=True))
+        fractions = densities([layer.weights for layer in layers], middle)
+        kept = sum(layer.macs * fraction for layer, fraction in zip(layers, fractions, strict=True))
         low, high = (middle, high) if kept > macs else (low, middle)
     return high
 
@@ -208,19 +208,19 @@ def threads(arguments: Any) -> list[Row]:
             for sparsity in arguments.sparsities:
                 model = pruned(name, sparsity)
                 compiled = {str(count): regrow.compile(model, x[:1], threads=count) for count in (1, 2)}
-                share = _one_share(compiled["2"]) if batch == 1 else None
-                if share is not None:
-                    compiled["share"] = share
+                alone = _one_slice(compiled["2"]) if batch == 1 else None
+                if alone is not None:
+                    compiled["slice"] = alone
                 best = fastest({key: partial(each, x) for key, each in compiled.items()}, arguments.seconds / 4)
                 row: dict[str, Any] = {"part": "threads", "network": name, "batch": batch, "sparsity": sparsity}
                 row |= {"engine ms": best["1"] * 1e3, "two threads ms": best["2"] * 1e3}
-                if share is not None:
-                    row["share alone ms"] = best["share"] * 1e3
+                if alone is not None:
+                    row["share alone ms"] = best["slice"] * 1e3
                 rows.append(row | {"two threads": best["1"] / best["2"], "bar": 1.7})
     return rows
 
 
-def _one_share(compiled: CompiledModel) -> CompiledModel | None:
+def _one_slice(compiled: CompiledModel) -> CompiledModel | None:
     """Return a model that computes one thread's slice of the rows alone, without exchange: a bound for two threads."""
     runner = compiled._runner
     if not isinstance(runner, RowsRunner):

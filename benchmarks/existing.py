@@ -25,14 +25,15 @@ HOLDOUT: dict[str, Any] = {"holdout": 5000, "seed": 100}
 
 def dense(**fields: Any) -> Recipe:
     """Return the recipe of the dense network: 8 epochs."""
-    return load_recipe("cifar-small").changed(method="dense", **fields)
+    return load_recipe("cifar-small").changed(method="dense", every="paper", **fields)
 
 
 def ways(init: str, rate: float, **fields: Any) -> dict[str, Recipe]:
     """Return the recipes that end at 90 % after two epochs, from the dense network `init` or from scratch."""
-    base = load_recipe("cifar-small").changed(every="auto", **fields)
+    base = load_recipe("cifar-small").changed(**fields)
     dpf = base.changed(epochs=SHORT, lr=rate, settle=0.1)
-    oneshot = base.changed(method="oneshot", every=None, epochs=0, finetune_epochs=SHORT, finetune_lr=rate, init=init)
+    pruned = base.changed(method="oneshot", every="paper", epochs=0, init=init)
+    oneshot = pruned.changed(finetune_epochs=SHORT, finetune_lr=rate)
     return {"dpf": dpf.changed(init=init), "oneshot": oneshot, "scratch": dpf}
 
 
@@ -68,7 +69,7 @@ def main() -> None:
         for way, rate in best.items():
             train(ways(init, rate, seed=seed)[way])
     for seed in range(options.seeds):
-        train(load_recipe("cifar-small").changed(every="auto", settle=0.1, seed=seed))  # as long as the dense training
+        train(load_recipe("cifar-small").changed(settle=0.1, seed=seed))  # as long as the dense training
 
 
 if __name__ == "__main__":

@@ -194,7 +194,11 @@ FORGERIES: tuple[Mutation, ...] = (forge_index, forge_rows, forge_codes, forge_f
 
 
 def verdict(path: Path, mutation: Mutation, good: Original) -> str:
-    """Return the result of loading: refused, unharmed or believed; raise if it is none of these."""
+    """Return the result of loading; raise for any other than these.
+
+    refused: `FormatError` names the file. unharmed: a damaged file gives every tensor unchanged. believed: a forged
+    file gives tensors of the shapes that it lists.
+    """
     start = time.perf_counter()
     try:
         state = tensors(files.load(path))

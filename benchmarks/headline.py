@@ -24,7 +24,7 @@ from reproduce.tables import DENSE, EVERY_METHOD, Column, printed
 from reproduce.views import NOT_RUN, accuracy, table
 
 LEVELS = 0.9, 0.95
-RECOMMENDED = (("options", ("settle=0.1",)),)
+RECOMMENDED = (("settle", 0.1),)
 JPEG = find_scale("jpeg"), ResultStore.read([RESULTS.parent / "jpeg"])
 CPU = find_scale("cpu"), ResultStore.read([RESULTS.parent])
 DIGITS = find_scale("digits"), ResultStore.read([RESULTS.parent / "digits"])

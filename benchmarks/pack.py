@@ -1,7 +1,7 @@
 """Size of packed files compared with the entropy limit and other formats, and the time of saving and loading.
 
 The networks have fresh weights (He et al. for convolutions, torch's default for the last layer) of which one global
-magnitude threshold prunes the given share, and batch norm with random statistics: trained networks have other masks,
+magnitude threshold prunes the given fraction, and batch norm with random statistics: trained networks have other masks,
 but the same kinds of numbers. The limit is that of `regrow.files.describe`. Every other way stores the same
 numbers in the same precision: a bitmask with the non-zeros, and gzip of the dense tensors.
 """

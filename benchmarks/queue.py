@@ -27,12 +27,13 @@ from reproduce.scales import Scale, find_scale
 from reproduce.tuning import rate_cells
 
 RESULTS = Path(__file__).parents[1] / "results"
+PAPER = RESULTS / "cifar10-resnet20.jsonl"
 DYNAMIC = ("rigl", "sparse-momentum", "dsr", "set", "snip", "static", "acdc", "granet")
 TUNED = ("dpf", "incremental", "dense", *DYNAMIC)
 REMEDIES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("settle", {"options": ("settle=0.1",)}),
-    ("soft, settle", {"options": ("settle=0.1", "threshold=soft")}),
-    ("stabilize, settle", {"options": ("settle=0.1", "stabilize=true")}),
+    ("settle", {"settle": 0.1}),
+    ("soft, settle", {"settle": 0.1, "options": ("threshold=soft",)}),
+    ("stabilize, settle", {"settle": 0.1, "stabilize": True}),
     ("every=16", {"every": 16}),
 )
 
@@ -49,9 +50,20 @@ class Stage:
         """Return the recipes without a record."""
         return ResultStore.read([self.file]).missing(self.cells)
 
+    def lacking(self) -> list[Recipe]:
+        """Return the recipes without a record whose mask is missing: records have no masks, only run folders have."""
+        return [each for each in self.left() if each.masks and not (Path(each.masks) / "recipe.toml").is_file()]
+
+    def __str__(self) -> str:
+        """Return how much is left to train, and what that needs."""
+        unknown = sum(not cell.recipes for cell in self.cells)  # what they start from is not trained yet
+        text = f"{self.name}: {len(self.left()) + unknown} of {len(self.cells)} left"
+        levels = dict.fromkeys(each.sparsity_title for each in self.lacking())
+        return f"{text}; needs the run folders of DPF at {', '.join(levels)} in RUNS" if levels else text
+
 
 def stages(runs: Path | None = None) -> Iterator[Stage]:
-    """Yield the stages in order of value; later ones use the learning rates that the first one chooses.
+    """Yield the stages in order of value; later ones use the learning rates that earlier ones choose.
 
     DPF's masks are trained again if DPF was trained in `runs`, because records have no masks.
     """
@@ -74,6 +86,8 @@ def stages(runs: Path | None = None) -> Iterator[Stage]:
         yield Stage(f"beyond the paper at 95 %, seed {seed}", _remedies(scale_of_seed, 0.95), file)
     for level in (0.9, 0.98):
         yield Stage(f"beyond the paper at {level:.0%}", _remedies(first, level), file)
+    yield Stage("SFP's learning rate", rate_cells(small, network, "sfp", small.grid), tuning.runs_file(small))
+    first = find_scale("cpu").changed(seeds=(0,))  # with that rate
     filters = [
         first.cell("resnet20", method, ratio, **({"unit": "filter"} if method == "dpf" else {}))
         for ratio in (0.3, 0.5)
@@ -81,7 +95,7 @@ def stages(runs: Path | None = None) -> Iterator[Stage]:
     ]
     yield Stage("whole filters", filters, file)
     yield Stage("steps between masks", list(period_sparsity(first).cells.values()), file)
-    here = ResultStore.read([runs] if runs else [])
+    here = ResultStore.read([file, *([runs] if runs else [])])
     again = [
         retrained(first, here, ("resnet20", level), "weight", kind, "same epochs")
         for level in (0.9, 0.95)
@@ -90,6 +104,14 @@ def stages(runs: Path | None = None) -> Iterator[Stage]:
     yield Stage("DPF's masks, trained again", again, file)
     for level in (0.95, 0.9):
         yield Stage(f"dynamic baselines at {level:.0%}, seed 1", _pruned(second, DYNAMIC, level), file)
+    cells = [paper_cell("dpf", 0.95), paper_cell("dense")]
+    yield Stage("the paper's 300 epochs, beside DPF at 90 %", cells, PAPER)
+
+
+def paper_cell(method: str, level: float | None = None) -> Cell:
+    """Return a training with the paper's protocol, in the fastest memory format on one thread."""
+    scale = find_scale("paper").changed(seeds=(0,))
+    return scale.cell("resnet20", method, level, every=16, channels_last=True, threads=1)
 
 
 def _finetuned(scale: Scale, level: float) -> list[Cell]:
@@ -110,7 +132,10 @@ def work(runs: Path, workers: int) -> bool:
     """Train stage after stage and record each run as soon as it ends; return whether all runs could be trained."""
     complete = True
     for stage in stages(runs):
-        if not (left := stage.left()):
+        if lacking := stage.lacking():
+            print(stage, flush=True)
+            complete = False
+        if not (left := [each for each in stage.left() if each not in lacking]):
             continue
         print(f"{stage.name}: {len(left)} trainings", flush=True)
         try:
@@ -118,7 +143,7 @@ def work(runs: Path, workers: int) -> bool:
         except SweepError as error:
             print(error, flush=True)
             complete = complete and not stage.left()  # what diverged has a record
-        if stage.name == "learning rates":
+        if stage.file.parent == tuning.FOLDER:
             if stage.left():
                 return False  # later stages use the choices
             tuning.main([])
@@ -144,14 +169,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.list or options.runs is None:
         for stage in stages(options.runs):
-            print(f"{stage.name}: {len(stage.left())} of {len(stage.cells)} left")
+            print(stage)
         return
     try:
         complete = work(options.runs, options.workers)
     except StoppedError as stopped:
         raise SystemExit(f"{stopped}. The same command continues.") from None
     if not complete:
-        raise SystemExit("Some runs failed, see above. The same command tries them again.")
+        raise SystemExit("Some runs failed or need another one, see above. The same command tries them again.")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collect import record
+from benchmarks.collect import add, record
 from reproduce import scales as rates
 from reproduce.results import ResultStore
 from reproduce.scales import Scale, find_scale
@@ -38,14 +38,10 @@ def runs_file(scale: Scale) -> Path:
 def collect(runs: Sequence[Path]) -> None:
     """Add finished tuning runs to the recorded ones."""
     found = [record(run, curves=False) for run in runs if (run / "result.json").exists()]
+    tuned = [each for each in found if each["recipe"]["holdout"] and each["recipe"]["seed"] == SEED]
     for path in {runs_file(find_scale(name)) for name in SCALES}:
-        known = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        mine = [each for each in found if f"{each['recipe']['data']}-{each['recipe']['model']}" == path.stem]
-        tuning = [each for each in [*known, *mine] if each["recipe"]["holdout"] and each["recipe"]["seed"] == SEED]
-        lines = {each["key"]: json.dumps(each, ensure_ascii=False) for each in tuning}
-        if lines:
-            FOLDER.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(f"{lines[key]}\n" for key in sorted(lines)))
+        if mine := [each for each in tuned if f"{each['recipe']['data']}-{each['recipe']['model']}" == path.stem]:
+            add(mine, path)
 
 
 def choices() -> list[tuple[str, Choice]]:

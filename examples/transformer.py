@@ -60,8 +60,8 @@ def train(unit: str, sparsity: float) -> Transformer:
     with torch.no_grad():
         right = (model(x).argmax(-1) == y).float().mean()
     print(f"unit {unit}: sparsity {100 * pruner.sparsity:.1f} %, {100 * right:.1f} % of symbols right")
-    for name, share in pruner.stats().layers.items():
-        print(f"  {name:40} {100 * share:5.1f} %")
+    for name, fraction in pruner.stats().layers.items():
+        print(f"  {name:40} {100 * fraction:5.1f} %")
     return model
 
 

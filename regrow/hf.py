@@ -41,7 +41,7 @@ def watch(trainer: Trainer, pruner: Pruner) -> None:
     >>> pruner = regrow.DPF(trainer.model, trainer.create_optimizer(), sparsity=0.9)
     >>> regrow.hf.watch(trainer, pruner)
     """
-    # First in the list: those that print and send what is logged come after it.
+    # Insert first, so that callbacks that print or send the log include our numbers.
     trainer.callback_handler.callbacks.insert(0, PrunerCallback(pruner))
 
 

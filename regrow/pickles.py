@@ -23,8 +23,7 @@ _KEYS = (str, bytes, int)
 class CarefulUnpickler(pickle._Unpickler):
     """Base class of readers; `find_class` of a subclass returns our own function for each name in a pickle.
 
-    Keys of dicts are texts and numbers: the hash of a few nested tuples, each of which holds the one before twice,
-    would take longer than the age of the universe.
+    Keys of dicts must be texts or numbers, because hashing nested tuples can take exponential time.
     """
 
     dispatch: ClassVar[dict[int, Any]] = {

@@ -119,7 +119,7 @@ def _remove_abandoned(path: Path) -> None:
     """Remove the partial files of killed writers of `path`; those of living writers are locked."""
     for abandoned in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}"):
         with contextlib.suppress(OSError):
-            handle = os.open(abandoned, os.O_RDONLY | no_surprises())
+            handle = os.open(abandoned, os.O_RDONLY | safe_open_flags())
             try:
                 # A writer locks its file right after it has created it.
                 removable = time.time() - os.fstat(handle).st_mtime > _NEWLY_CREATED and lock(handle)
@@ -209,7 +209,7 @@ def trusted_folder(folder: Path) -> Iterator[int | Path | None]:
         yield None
         return
     try:
-        yield handle if _is_ours(os.fstat(handle)) else None
+        yield handle if _only_we_can_write(os.fstat(handle)) else None
     finally:
         os.close(handle)
 
@@ -220,16 +220,16 @@ def read_trusted(folder: int | Path, name: str) -> bytes | None:
         if isinstance(folder, Path):
             handle = os.open(folder / name, os.O_RDONLY)
         else:
-            handle = os.open(name, os.O_RDONLY | no_surprises(), dir_fd=folder)
+            handle = os.open(name, os.O_RDONLY | safe_open_flags(), dir_fd=folder)
     except OSError:
         return None
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
-        suitable = stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST_CACHED and _is_ours(status)
+        suitable = stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST_CACHED and _only_we_can_write(status)
         return file.read(_LARGEST_CACHED) if suitable else None
 
 
-def no_surprises() -> int:
+def safe_open_flags() -> int:
     """Return the flags of `os.open` that refuse symbolic links and do not wait for FIFOs; Windows has none."""
     if sys.platform == "win32":
         return 0
@@ -237,13 +237,14 @@ def no_surprises() -> int:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Return whether a file belongs to this user; Windows does not tell, and is taken to be used by one user."""
+    """Return whether a file belongs to this user; on Windows, which does not report owners, assume one user."""
     return sys.platform == "win32" or status.st_uid == os.geteuid()
 
 
-def _is_ours(status: os.stat_result) -> bool:
+def _only_we_can_write(status: os.stat_result) -> bool:
+    """Return whether a file or folder belongs to this user or root, and nobody else can write to it."""
     if sys.platform == "win32":
-        return True  # files have no modes there, and a user's folders are the user's own
+        return True  # files have no permission bits there; a user's folders belong to that user
     return (status.st_uid == 0 or is_own(status)) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 

@@ -1,4 +1,4 @@
-"""Text for people: similar names for a misspelled one, what to install, durations, pages in one HTML file."""
+"""Text that users read: similar names for a misspelled one, what to install, durations, pages in one HTML file."""
 
 from __future__ import annotations
 

@@ -214,8 +214,8 @@ def _of_the_paper(scale: Scale, store: ResultStore) -> list[Claim]:
 
 def _beyond_the_paper(scale: Scale, store: ResultStore) -> list[Claim]:
     every_step, usual = Column("dpf", fields=often(scale)), Column("dpf", fields=rarely(scale), name="DPF, every=16")
-    settled = Column("dpf", fields=(*often(scale), ("options", ("settle=0.1",))))
-    all_three = Column("dpf", fields=(*often(scale), ("options", ("settle=0.1", "stabilize=true"))))
+    settled = Column("dpf", fields=(*often(scale), ("settle", 0.1)))
+    all_three = Column("dpf", fields=(*often(scale), ("settle", 0.1), ("stabilize", True)))
     simple = (DPF, DPF_TUNED, tables.INCREMENTAL, tables.INCREMENTAL_TUNED)
     remedies = {"settle=0.1": tables.SETTLED, "stabilize=true": tables.STABLE}
     compared = {

@@ -35,8 +35,9 @@ class Pair:
 
 def _left(store: ResultStore, cell: Cell) -> str:
     """Return the kept fractions of parameters and MACs: accuracies at different sizes are not comparable."""
-    shares = [store.share(cell, kept, whole) for kept, whole in (("nonzeros", "parameters"), ("macs_kept", "macs"))]
-    return ", ".join("–" if share is None else f"{100 * share:.1f} %" for share in shares)
+    pairs = (("nonzeros", "parameters"), ("macs_kept", "macs"))
+    fractions = [store.share(cell, kept, whole) for kept, whole in pairs]
+    return ", ".join("–" if fraction is None else f"{100 * fraction:.1f} %" for fraction in fractions)
 
 
 def place(scale: Scale, sparsity: float) -> tuple[str, float]:
@@ -55,12 +56,12 @@ def against(scale: Scale, name: str, ours: Column, others: Sequence[Column], spa
 
 
 def often(scale: Scale) -> tuple[tuple[str, Any], ...]:
-    """Return the recipe fields for a mask at every step, which the automatic period of short trainings is already."""
+    """Return the recipe fields for a mask update at every step; none if `every="auto"` already gives that."""
     return () if scale.usual_period == 1 else (("every", 1),)
 
 
 def rarely(scale: Scale) -> tuple[tuple[str, Any], ...]:
-    """Return the recipe fields for a mask every 16 steps, the default at the paper's scale."""
+    """Return the recipe fields for a mask update every 16 steps; none if `every="auto"` already gives that."""
     return () if scale.usual_period == 16 else (("every", 16),)
 
 

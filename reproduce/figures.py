@@ -102,8 +102,8 @@ def _dynamics_content(scale: Scale, store: ResultStore) -> Content:
     for (network, method, sparsity), cell in _moving(scale).items():
         settled = settling(store, cell)
         rows.append({"network": network, "method": method, "sparsity": sparsity, "scale": scale.name, **settled})
-        shares = settled["still_changing"]
-        said = [share_moving(shares, part) for part in (0.25, 0.5, 0.75)]
+        fractions = settled["still_changing"]
+        said = [share_moving(fractions, part) for part in (0.25, 0.5, 0.75)]
         lines.append([network, method, percent(sparsity), *said])
     head = ["network", "method", "pruned", "still changing after 25 %", "after 50 %", "after 75 % of training"]
     note = "Fraction of mask elements that change after that. The paper: 5 % after epoch 157 of 200 at 95 %."
@@ -116,7 +116,7 @@ def settling(store: ResultStore, cell: Cell) -> dict[str, Any]:
     epochs = cell.recipes[0].epochs
     curves = [outcome.final.get("still_changing") or [] for outcome in store.outcomes(cell)]
     curves = [curve[: epochs + 1] for curve in curves if len(curve) > epochs]
-    means = [sum(shares) / len(shares) for shares in zip(*curves, strict=True)]
+    means = [sum(epoch) / len(epoch) for epoch in zip(*curves, strict=True)]
     return {"still_changing": means, "seeds": len(curves)}
 
 
@@ -135,10 +135,10 @@ def _layers_content(scale: Scale, store: ResultStore) -> Content:
     for (_, sparsity), cell in _filters(scale).items():
         for outcome in store.outcomes(cell)[:1]:
             last: dict[str, float] = outcome.records[-1]["layers"] if outcome.records else {}
-            rows += [{"sparsity": sparsity, "layer": layer, "pruned": share} for layer, share in last.items()]
+            rows += [{"sparsity": sparsity, "layer": layer, "pruned": fraction} for layer, fraction in last.items()]
             lines += [
-                [percent(sparsity), layer.removesuffix(".weight"), percent(round(share, 4))]
-                for layer, share in last.items()
+                [percent(sparsity), layer.removesuffix(".weight"), percent(round(fraction, 4))]
+                for layer, fraction in last.items()
             ]
     text = table(["filters pruned", "layer", "weights pruned"], lines) if lines else "Not run."
     figures = layers("layers", tasks_of(store, _filters(scale).values()))

@@ -25,7 +25,7 @@ _ON_CIFAR: dict[str, dict[str, Any]] = {
     "acdc": {"options": ("switches=[0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85]",)},
     # One update per epoch. With a period scaled to a short training, it moves half of the weights every few steps and
     # empties whole layers: at most 32.8 % on held-out images instead of 58.6 % (results/tuning/cifar10-resnet8.jsonl).
-    "sparse-momentum": {"every": None},
+    "sparse-momentum": {"every": "paper"},
 }
 
 
@@ -150,7 +150,7 @@ def _small() -> Scale:
     return Scale(
         name="small",
         about="ResNet-8 with a stride-2 stem, CIFAR-10, 8 epochs (fine-tuning: 2 more)",
-        stand_in=load_recipe("cifar-small").changed(every="auto"),
+        stand_in=load_recipe("cifar-small"),
         seeds=(0, 1, 2),
         finetune_epochs=2,
         grid=(0.1, 0.2, 0.4),
@@ -169,7 +169,7 @@ def _cpu() -> Scale:
     return _small().changed(
         name="cpu",
         about="ResNet-20, CIFAR-10, the paper's schedule in 12 epochs (fine-tuning: 2 more)",
-        stand_in=load_recipe("cifar-resnet20").changed(**short, every="auto", channels_last=True, threads=1),
+        stand_in=load_recipe("cifar-resnet20").changed(**short, channels_last=True, threads=1),
         minutes=30.0,
         # Tuned on the small network: tuning this one would take longer than all its tables.
         rates={("resnet20", method): rate for (_, method), rate in known_rates("small").items()},
@@ -180,7 +180,7 @@ def _jpeg() -> Scale:
     return _small().changed(
         name="jpeg",
         about="ResNet-8, a JPEG copy of CIFAR-10, 8 epochs, update periods not scaled to so short a training",
-        stand_in=load_recipe("cifar-small"),
+        stand_in=load_recipe("cifar-small").changed(every="paper"),
         grid=(0.05, 0.1, 0.2),
         tuned_at=0.9,
         minutes=2.0,
@@ -192,7 +192,7 @@ def _digits() -> Scale:
     return Scale(
         name="digits",
         about="three convolutions on the digits of the package (500 test images), 15 epochs (fine-tuning: 3 more)",
-        stand_in=load_recipe("digits").changed(epochs=15, ramp_by="step", every="auto", threads=1),
+        stand_in=load_recipe("digits").changed(epochs=15, ramp_by="step", threads=1),
         seeds=(0, 1, 2, 3, 4),
         finetune_epochs=3,
         grid=(0.05, 0.1, 0.2),
@@ -207,9 +207,7 @@ def _digits() -> Scale:
 
 
 def _smoke() -> Scale:
-    digits = load_recipe("digits").changed(
-        width=4, epochs=3, batch=16, limit=256, ramp_by="step", every="auto", threads=1
-    )
+    digits = load_recipe("digits").changed(width=4, epochs=3, batch=16, limit=256, ramp_by="step", threads=1)
     return Scale(
         name="smoke",
         about="a small network on 256 digits, 3 epochs: a quick test whose results mean nothing",

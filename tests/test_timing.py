@@ -26,11 +26,11 @@ from regrow.timing import RuntimeComparison, _peak, bench, densities, fastest, p
 
 @given(sizes=st.lists(st.integers(1, 10**7), min_size=1, max_size=30), sparsity=st.floats(0, 0.999))
 def test_synthetic_densities_add_up_to_the_requested_sparsity(sizes: list[int], sparsity: float) -> None:
-    shares = densities(sizes, sparsity)
-    kept = sum(size * share for size, share in zip(sizes, shares, strict=True))
+    fractions = densities(sizes, sparsity)
+    kept = sum(size * fraction for size, fraction in zip(sizes, fractions, strict=True))
     assert kept == pytest.approx((1 - sparsity) * sum(sizes), rel=1e-6)
-    assert all(0 < share <= 1 for share in shares)
-    by_size = [share for _, share in sorted(zip(sizes, shares, strict=True))]
+    assert all(0 < fraction <= 1 for fraction in fractions)
+    by_size = [fraction for _, fraction in sorted(zip(sizes, fractions, strict=True))]
     # For equal sizes, the last bit may differ: vector and scalar instructions round differently.
     assert all(larger <= smaller * (1 + 1e-12) for smaller, larger in pairwise(by_size))
 

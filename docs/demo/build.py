@@ -115,9 +115,9 @@ def _png(plane: NDArray[np.float32]) -> bytes:
     )
 
 
-def _mix(a: tuple[int, ...], b: tuple[int, ...], share: float) -> tuple[int, ...]:
+def _mix(a: tuple[int, ...], b: tuple[int, ...], fraction: float) -> tuple[int, ...]:
     # The faintest weight is still told apart from a pruned one.
-    amount = 0.25 + 0.75 * share if share else 0.0
+    amount = 0.25 + 0.75 * fraction if fraction else 0.0
     return tuple(round(x + (y - x) * amount) for x, y in zip(a, b, strict=True))
 
 

@@ -96,7 +96,10 @@ def _check_name(name: Sequence[str], commands: dict[str, Callable[..., int]]) ->
 
 
 def _open_standard_streams() -> None:
-    """Replace closed standard streams: a file of the run would get their numbers, and messages of libraries."""
+    """Open /dev/null for closed standard streams.
+
+    Otherwise a file of the run gets their descriptor, and library output is written to it.
+    """
     for number in range(3):
         try:
             os.fstat(number)

@@ -21,7 +21,6 @@ _COMMON = Recipe(
     epochs=25,
     batch=64,
     lr=0.1,
-    every="auto",
     ramp_by="step",
     threads=1,
 )

@@ -29,7 +29,7 @@ def sweep(
 ) -> int:
     """Train all combinations in a file: `regrow sweep sweep.toml`. The same command resumes an interrupted sweep.
 
-    The file names a recipe, the fields to change in it, and under [grid] lists of values to combine, such as
+    The file names a recipe and the fields to change in it. Under [grid] it has lists of values to combine, such as
     method = ["dpf", "set"] and seed = [0, 1, 2]. Finished runs are skipped.
 
     Args:

@@ -21,8 +21,8 @@ from regrow.core.select import NotANumberError
 
 _DIGIT = 16
 _COPIES = 16  # of the histogram of one group: most keys fall into two of its bins, where atomic additions collide
-_SHARE = 0.49  # of the tensors' memory, for everything that is needed at the same time
-_MOST_CHUNKS = 5  # launches come before memory: masks of 16-bit tensors fill half of their memory already
+_MEMORY_FRACTION = 0.49  # of the tensors' memory, for everything that is needed at the same time
+_MOST_CHUNKS = 5  # few launches are worth more memory: masks of 16-bit tensors alone need half of their memory
 _LEAST = 1 << 20  # elements: chunks of 4 MB are small enough on any accelerator
 _ROW = 1024  # elements among which a tie is looked for at once
 
@@ -65,9 +65,9 @@ class _Tensors:
         return self.values[0].device
 
     def chunks(self, used: int) -> Iterator[_Chunk]:
-        """Yield all rows in chunks, each of which takes a share of the tensors' memory together with `used` bytes."""
+        """Yield all rows in chunks; each needs, with `used` bytes, a fraction of the tensors' memory."""
         size = self.starts[-1]
-        room = _SHARE * sum(tensor.nbytes for tensor in self.values) - used
+        room = _MEMORY_FRACTION * sum(tensor.nbytes for tensor in self.values) - used
         count = -(-size * max(self.dtype.itemsize, 4) // int(room)) if room >= 1 else _MOST_CHUNKS
         limit = max(-(-size // min(count, _MOST_CHUNKS)), _LEAST)
         chunk = _Chunk([], [], self.dtype)

@@ -236,10 +236,9 @@ class RankConsistency:
         return everyone
 
     def _await_all(self) -> None:
-        """Raise if a rank does not get here in time: a collective operation would wait for it without an error.
+        """Raise if a rank does not make this call in time; a collective operation would hang.
 
-        Ranks are counted in the store through which the process group was made. Each rank counts its own calls as well,
-        so that the n-th of one rank meets the n-th of the others.
+        Calls are counted per rank, in the store of the process group, so that the n-th calls of all ranks are matched.
         """
         group: Any = self._group or dist.group.WORLD
         store: Any = dist.distributed_c10d._get_process_group_store(group)

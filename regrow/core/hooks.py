@@ -173,7 +173,7 @@ def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
 def _is_nested(optimizer: Optimizer) -> bool:
     """Return whether a step runs inside a step: a subclass whose step calls its parent's runs the hooks of both.
 
-    torch does not tell hooks about this, so the calls of `step` on the stack are counted.
+    torch does not report this to hooks, so the calls of `step` on the stack are counted.
     """
     frame, steps = sys._getframe(1), 0
     while (frame := frame.f_back) is not None:  # type: ignore[assignment]

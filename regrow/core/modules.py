@@ -40,7 +40,7 @@ _WRAPPER_NAMES = re.compile(rf"^(?:module\.|_orig_mod\.)+|{_INSERTED}")
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the model inside DistributedDataParallel, DataParallel, `AveragedModel` and torch.compile.
 
-    Wrappers are known by their type: an attribute `module` of a user's own class belongs to the model.
+    Wrappers are recognized by their type: an attribute `module` of a user's own class belongs to the model.
     """
     while True:
         if isinstance(model, _WRAPPERS):

@@ -47,9 +47,9 @@ from regrow.core.weights import Memory, Weight, Weights, make_weight
 class Pruner:
     """Base class of all pruning methods. A subclass sets `memory` and implements `next_masks`.
 
-    `scope` and `floor` decide how many weights each layer keeps, `unit`, `criterion` and `channels` what is pruned as
-    one, `weight_decay_at` whether weight decay acts on the dense or on the pruned weights (see
-    `regrow.core.options.PrunerOptions`).
+    `scope` and `floor` decide how many weights each layer keeps; `unit`, `criterion` and `channels` decide what is
+    pruned as one. `weight_decay_at` is whether weight decay acts on the dense or on the pruned weights. See
+    `regrow.core.options.PrunerOptions`.
     """
 
     memory: ClassVar[Memory] = Memory.FORGET
@@ -501,7 +501,7 @@ class Pruner:
 def warn_if_unfinished(model: object) -> None:
     """Warn if a pruner of the model has not reached the final sparsity of its schedule."""
     if not isinstance(model, nn.Module):
-        return  # the export itself says what is wrong with it
+        return  # the export raises its own error
     for pruner in Pruner._owners.of(model.parameters()):
         if pruner.ends_dense:
             continue

@@ -124,13 +124,13 @@ def scaled_period(period: int, *, ramp_end: int | None, total_steps: int | None 
 
     A training whose ramp is as long as the paper's keeps the method's own `period`; a shorter one has
     proportionally shorter periods, so that it makes about as many updates. Without a ramp, 75 % of `total_steps`
-    stands for its end; if neither is known, the mask is updated after every step.
+    is used as its end; if neither is known, the method keeps its own period.
 
     >>> scaled_period(16, ramp_end=225 * 391), scaled_period(16, ramp_end=23_460), scaled_period(16, ramp_end=100)
     (16, 8, 1)
     """
     if ramp_end is None and total_steps is None:
-        return 1
+        return period
     # In quarters of a step, so that 75 % of the total is a whole number and nothing is rounded twice.
     quarters = 4 * ramp_end if ramp_end is not None else 3 * (total_steps or 0)
     return max(1, period * min(quarters, 4 * SHORTEST_RAMP) // (4 * SHORTEST_RAMP))

@@ -1,11 +1,12 @@
 """Soft threshold: the model holds ŵ = m⊙sign(w)·max(|w| − τ, 0) instead of m⊙w.
 
-τ is the largest pruned magnitude at the time of the mask update: of all layers with scope="global" (or of those of a
-pattern, if `sparsity` has patterns), of the layer with every other scope. Kept weights are therefore non-zero, except
-those that tie with τ: these are kept in the mask and zero in the model. m and τ are constant between mask updates: a
-kept weight whose magnitude falls to τ or below is zero until the next update, and a pruned weight that rises above τ
-stays zero until then. So the model never has more non-zero weights than the mask. `sparsity` and `stats()` count the
-mask.
+τ is the largest pruned magnitude at the time of the mask update. With scope="global", it is that of all layers or, if
+`sparsity` has patterns, of the pattern's layers; with every other scope, of the layer. Kept weights are therefore
+non-zero, except those that tie with τ: these are kept in the mask and zero in the model.
+
+m and τ are constant between mask updates. A kept weight whose magnitude falls to τ or below is zero until the next
+update. A pruned weight that rises above τ stays zero until then. So the model never has more non-zero weights than the
+mask. `sparsity` and `stats()` count the mask.
 """
 
 from __future__ import annotations

@@ -58,7 +58,10 @@ class Units:
         return mask
 
     def mask(self, target: Target, score: Tensor, keep: Tensor, among: Tensor | None) -> Tensor:
-        """Return the mask of the weights for a mask `keep` of the units; inside a unit, `among` goes first."""
+        """Return the mask of the weights for a mask `keep` of the units.
+
+        Inside a unit that is pruned in part, weights in the mask `among` are kept first.
+        """
         return keep
 
     def all_masks(self, target: Target, mask: Tensor) -> Iterable[tuple[str, Tensor]]:

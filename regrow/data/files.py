@@ -132,7 +132,7 @@ def check_download(path: Path, remote: Remote, info: DatasetInfo) -> None:
 def fetch(info: DatasetInfo, remotes: Sequence[Remote]) -> Path:
     """Download the missing files of `remotes` and return their folder.
 
-    A file gets its name only when it is complete and its hash is right, and its hash is checked at every use.
+    A download gets its final name only once it is complete and its hash matches; the hash is checked at every use.
     """
     folder = download_folder(info.name)
     for remote in remotes:

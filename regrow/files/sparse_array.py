@@ -28,7 +28,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True)
-class Format:
+class NumberFormat:
     """The bits of a number, from the highest: one sign bit, the exponent, the mantissa."""
 
     exponent: int
@@ -51,7 +51,12 @@ class Format:
 
 
 # int8 is stored as sign and magnitude: a float whose exponent is the magnitude, without a mantissa.
-FORMATS = {"fp32": Format(8, 23), "fp16": Format(5, 10), "bf16": Format(8, 7), "int8": Format(7, 0)}
+FORMATS = {
+    "fp32": NumberFormat(8, 23),
+    "fp16": NumberFormat(5, 10),
+    "bf16": NumberFormat(8, 7),
+    "int8": NumberFormat(7, 0),
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class ArrayLayout:
     STORED: ClassVar = ("nonzeros", "shift", "top", "width")
     """The fields that a file stores; format and count follow from the tensors."""
 
-    format: Format
+    format: NumberFormat
     count: int
     nonzeros: int
     shift: int
@@ -133,7 +138,7 @@ class SparseArray(Generic[Scalar]):
         return array
 
 
-def encode(array: BitPattern, form: Format) -> Code:
+def encode(array: BitPattern, form: NumberFormat) -> Code:
     """Encode a flat array given by its bit patterns; only the pattern of +0.0 is a zero."""
     positions = np.flatnonzero(array)
     values = array[positions].astype(np.uint64)
@@ -189,7 +194,7 @@ def _positions(code: Code) -> Positions | None:
     return np.flatnonzero(keep)
 
 
-def limit_bits(array: SparseArray[np.unsignedinteger[Any]], count: int, form: Format) -> float:
+def limit_bits(array: SparseArray[np.unsignedinteger[Any]], count: int, form: NumberFormat) -> float:
     """Return the entropy of the mask + non-zeros x (sign + mantissa + entropy of the exponent), for `count` numbers."""
     values = array.values[array.values != 0]
     exponents = (values >> form.mantissa) & ((1 << form.exponent) - 1)

@@ -18,7 +18,7 @@ from regrow.files.model_file import FormatError, safetensors
 # Parsed JSON takes up to 30 times the memory of its text. 8 MiB are enough for 40,000 tensors.
 _LARGEST_HEADER = 8 << 20
 
-# The digest is over the whole file, with zeros in its own place: a flipped bit anywhere is noticed.
+# The digest covers the whole file, with zeros in place of the digest itself: a flipped bit anywhere is detected.
 _DIGEST = 32
 _FIELD = b'"checksum":"'
 

@@ -95,7 +95,7 @@ def _empty_dict() -> dict[Any, Any]:
 
 
 def _tensor(storage: Tensor, offset: int, size: Sequence[int], stride: Sequence[int], *_: Any) -> Tensor:
-    # A stride of zero would let few bytes stand for any number of elements.
+    # With a stride of zero, a small storage could claim a tensor of any size.
     if torch.Size(size).numel() > storage.numel():
         raise ValueError(f"a tensor of shape {tuple(size)} is larger than its storage")
     return storage.as_strided(tuple(size), tuple(stride), offset)

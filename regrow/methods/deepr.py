@@ -3,10 +3,12 @@
 This is the variant that DSR was compared with: an L1 gradient of 1e-5 and noise N(0, √(2ηT)) on the gradients of active
 weights, with η = 0.01 and a temperature T that falls from 1e-5 to 1e-15 over training. After every step a weight that
 has changed its sign is dropped, and a random free connection of the layer grows. There is no weight decay besides the
-L1 term. Different from the original: the noise is part of the gradient, so that the learning rate scales it (Bellec et
-al. add it to the weight, with η the learning rate), the optimizer's own step replaces plain gradient descent (with its
-momentum, which starts from zero for new connections), and a new connection takes the sign that its gradient gives it
-instead of one that is fixed beforehand.
+L1 term. Different from the original:
+
+* The noise is part of the gradient, so that the learning rate scales it. Bellec et al. add it to the weight, with η the
+  learning rate.
+* The optimizer's own step replaces plain gradient descent. Its momentum starts from zero for new connections.
+* A new connection takes the sign that its gradient gives it, instead of one that is fixed beforehand.
 """
 
 from __future__ import annotations

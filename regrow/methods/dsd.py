@@ -3,8 +3,8 @@
 The smallest weights are pruned once, and the others are trained with that mask. Then all weights are trained again, the
 pruned ones from zero. Momentum is reset when a phase begins, because the phases are separate trainings in the paper. By
 default they take half, a quarter and a quarter of training. Different from the authors' code: they train the first
-phase to convergence, choose the lengths by hand, and divide the learning rate by ten for the last phase (here the
-training loop sets the learning rate). They prune the same fraction of each layer (`scope="layer"`; 0.3 in their
+phase to convergence and choose the lengths by hand. They divide the learning rate by ten for the last phase; here the
+training loop sets the learning rate. They prune the same fraction of each layer (`scope="layer"`; 0.3 in their
 ImageNet models) instead of the smallest weights over all layers. Here the last linear layer stays dense.
 """
 

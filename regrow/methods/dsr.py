@@ -9,8 +9,8 @@ last linear layer stay dense. These are the settings for WRN-28-2; for ResNet-50
 `every=1000, doublings=(0.25, 0.5, 0.75), include_last=True`. New connections start with weight and momentum zero: in
 the authors' code the mask is part of the forward pass, so inactive weights get no gradient and their momentum decays.
 Different from the authors' code: N is 1.37 % of the targeted weights by default (the authors use absolute numbers:
-20,000 for WRN-28-2 and 400,000 for ResNet-50), rounding goes to the largest remainders instead of a random layer, and
-H is halved at once if more connections would be dropped than there are places to grow.
+20,000 for WRN-28-2 and 400,000 for ResNet-50). Rounding goes to the largest remainders instead of a random layer. H is
+halved at once if more connections would be dropped than there are places to grow.
 """
 
 from __future__ import annotations

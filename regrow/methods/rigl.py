@@ -2,7 +2,7 @@
 
 Defaults are the authors': ERK densities, an update every 100 steps until 75 % of training, of a fraction of each
 layer's connections that decays from 0.3 to zero with a cosine; new connections start with weight and momentum zero.
-Different from the authors' code: all targets are sparse (they keep some layers dense by name), the update takes place
+Different from the authors' code: all targets are sparse (they keep some layers dense by name). The update takes place
 after the optimizer's step instead of replacing it, and its gradient is that of the step's own batch.
 """
 

@@ -1,10 +1,10 @@
 """SR-STE (Zhou et al. 2021): N:M sparsity with a straight-through gradient and a decay of the pruned weights.
 
 The mask keeps the N largest of M neighboring weights and is recomputed at every step. The gradient at the pruned
-weights goes to the dense ones, as in DPF with `unit="2:4"`, plus λ_w (1 − m)⊙w, which moves pruned weights toward zero
-so that the mask changes less. Defaults are the authors': 2:4 and λ_w = 2e-4 from the first step to the last, groups
-along the input channels. Different from the authors' code: layers whose input channels are not a multiple of M stay
-dense, and so does the last linear layer.
+weights updates the dense ones, as in DPF with `unit="2:4"`. The term λ_w (1 − m)⊙w is added to it; it moves pruned
+weights toward zero, so that the mask changes less. Defaults are the authors': 2:4 and λ_w = 2e-4 from the first step to
+the last, groups along the input channels. Different from the authors' code: layers whose input channels are not a
+multiple of M stay dense, and so does the last linear layer.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `table("cifar10-unstructured")` returns the rows of Table 1. Networks and methods have the names of `regrow`
 (`build("wrn28-2")`, `SparseMomentum`), sparsities are fractions, accuracies are in percent as printed. The files in
 assets/paper hold what the tables say, including inconsistencies: DPF's loss on ImageNet at 90 % is printed as 1.44
-although 75.95 - 74.55 is 1.40 (differences are not stored), and the dense ResNet-32 has 93.83 in Tables 1, 2 and 4 but
+although 75.95 - 74.55 is 1.40 (differences are not stored). The dense ResNet-32 has 93.83 in Tables 1, 2 and 4 but
 93.52 in Table 6.
 """
 

@@ -142,7 +142,7 @@ class RunProgress:
         """Return the record of the last epoch if it ended since the last call."""
         size = self._size()
         if size <= self._seen:
-            self._seen = size  # a resumed run drops the lines that its checkpoint does not know
+            self._seen = size  # a resumed run removes the lines written after its checkpoint
             return None
         try:
             with self._metrics.open("rb") as file:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from regrow.runs.recipe import Recipe
-from regrow.system import lock, no_surprises, write_atomically
+from regrow.system import lock, safe_open_flags, write_atomically
 
 FIXES = {
     errno.ENOSPC: "The disk is full: free some space, then run the same command again to continue.",
@@ -53,10 +53,10 @@ def open_inside(path: Path, flags: int) -> int:
 
     The folder may come from elsewhere: a symbolic link could lead to any file of the user, and a FIFO blocks forever.
     """
-    if not no_surprises() and path.is_symlink():
+    if not safe_open_flags() and path.is_symlink():
         raise _not_inside(path)
     try:
-        handle = os.open(path, flags | no_surprises(), 0o644)
+        handle = os.open(path, flags | safe_open_flags(), 0o644)
     except OSError as error:
         if path.is_symlink():
             raise _not_inside(path) from None
@@ -192,7 +192,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 class Metrics:
     """Appends one line per epoch to metrics.jsonl, after cutting the file back to `position` bytes.
 
-    A checkpoint stores the position, so a resumed run drops the lines that its checkpoint does not know.
+    A checkpoint stores the position: a resumed run removes the lines written after its checkpoint.
     """
 
     def __init__(self, path: Path, position: int) -> None:

@@ -27,6 +27,12 @@ Device = Literal["cpu", "cuda", "mps"]
 # Built-in recipes.
 _FOLDER = Path(__file__).parent / "recipes"
 
+# Fields that a method gets as its options.
+PASSED_ON = (
+    *("targets", "exclude", "include_last", "scope", "unit", "floor", "weight_decay_at", "every", "settle"),
+    "stabilize",
+)
+
 # Fields that do not influence the result.
 _NOT_IN_KEY = ("device", "threads", "parallel")
 
@@ -72,9 +78,9 @@ class Recipe:
     sparsity: float | str = 0.9
     """Final fraction of the targeted weights (or filters) that is pruned. It can differ by layer, as in
     layer4.*=0.95,*=0.8 (in TOML also as a table): the first pattern that matches a name applies."""
-    every: int | Literal["auto"] | None = None
-    """Optimizer steps between mask updates. None: as in the method's paper (16 for dpf, an epoch for most others).
-    auto: the paper's number, scaled down with the length of a short training."""
+    every: int | Literal["auto", "paper"] = "auto"
+    """Optimizer steps between mask updates. paper: as in the method's paper (16 for dpf, an epoch for most others).
+    auto: this number, scaled down with the length of a short training."""
     scope: Literal["global", "layer", "er", "erk", "redistributed"] | None = None
     """One threshold for all layers (global), or one per layer: with equal sparsity (layer), by Erdos-Renyi (er, erk),
     or by the magnitude of its weights (redistributed). None: as in the method's paper."""
@@ -217,11 +223,9 @@ class Recipe:
 
         Only fields that differ from their defaults count, so a new field changes no key.
         """
-        fields = {
-            field.name: value
-            for field in dataclasses.fields(self)
-            if field.name not in _NOT_IN_KEY and (value := getattr(self, field.name)) != field.default
-        }
+        defaults = {field.name: field.default for field in dataclasses.fields(self) if field.name not in _NOT_IN_KEY}
+        defaults["every"] = "paper"  # the default before it was "auto"; the keys of finished runs stay the same
+        fields = {name: value for name, default in defaults.items() if (value := getattr(self, name)) != default}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -344,8 +348,11 @@ def _check_ranges(recipe: Recipe) -> None:
     }.items():
         for name in names:
             value = getattr(recipe, name)
-            if value not in (None, "auto") and value < least:
+            if isinstance(value, int | float) and value < least:
                 raise RecipeError(f"{name} must be at least {least}, got {value}")
+    for option in recipe.options:
+        if (name := option.partition("=")[0].strip()) in PASSED_ON:
+            raise RecipeError(f"options has {option!r}, but {name} is a field of recipes: --{name.replace('_', '-')}")
     if not recipe.epochs and recipe.init is None:
         raise RecipeError("epochs must be at least 1, got 0: only the weights of init can be pruned at once")
     for name in ("model", "data"):

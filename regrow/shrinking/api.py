@@ -1,13 +1,13 @@
 """`shrink()` removes pruned filters from a model, and `ShrinkReport` lists what happened to each layer.
 
 A pruned filter still has an effect: its batch norm outputs a constant, which the next layers read. `shrink` follows
-every channel through the model, removes channels that are constant or do not affect the output, and folds the constants
-into the layers that read them, so that the outputs stay the same.
+every channel through the model and removes channels that are constant or do not affect the output. It folds the
+constants into the layers that read them, so that the outputs stay the same.
 
 The `torch-pruning` package (1.6) does not replace this code. Given channels, it reliably resizes all layers coupled to
-them. But it does not find the channels that can be removed, drops their constants (outputs of size one changed by 0.6
-on a residual network with trained batch norms), and removes live channels of a residual stream along with a branch's
-pruned filters. `benchmarks/shrink.py` compares both.
+them. But it does not find the channels that can be removed, and drops their constants: outputs of size one changed by
+0.6 on a residual network with trained batch norms. It also removes live channels of a residual stream along with a
+branch's pruned filters. `benchmarks/shrink.py` compares both.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _layer_reports(
 def _followed(layer: Layer, flow: Flow, plan: ChannelPlan) -> LayerReport:
     kept = plan.computed[layer]
     constant = layer.result.slots[kept & ~layer.result.varies].tolist()
-    # A channel that is needed because it stops being constant could be removed by a more capable `shrink`.
+    # Report where the channel stops being constant: a better `shrink` could remove it.
     reasons = [
         flow.blurred[slot] if reason is NEEDED and slot in flow.blurred else reason
         for slot, reason in ((slot, plan.reason(slot)) for slot in constant)

@@ -17,7 +17,7 @@ NEEDED = Reason("tied to a channel that is alive, as in a residual stream")
 GROUPS = Reason("all groups of a convolution must have equally many channels")
 FEEDS = Reason("a layer must read at least one channel")
 CARRIER = Reason("carries the constants of removed channels through a padded convolution")
-# A carrier much smaller than the constants it carries would lose precision.
+# A carrier (a kept constant channel) much smaller than the removed constants that it replaces would lose precision.
 _CARRIER_MINIMUM = 1e-2
 # Multiplications that must be saved per channel of the index, or its copy costs more than it saves. Measured in torch
 # and ONNX Runtime on one AVX-512 core: equal at 16 to 36 (72 for the smallest layers), 10 to 50 % faster above.

@@ -66,7 +66,7 @@ class Job:
 class JobResult:
     """How one attempt at a job ended.
 
-    finished: result.json is written. failed: an error that another attempt would meet again. busy: another process
+    finished: result.json is written. failed: an error that a retry would repeat. busy: another process
     uses the folder. died: the worker was killed or stopped; the run resumes from its checkpoint.
     """
 

@@ -29,7 +29,7 @@ from regrow.files.model_file import FormatError, difference
 from regrow.files.packed import load
 from regrow.files.torch_file import load_torch_file
 from regrow.methods.registry import find_method, method_options, ramps
-from regrow.runs.recipe import Recipe, RecipeError
+from regrow.runs.recipe import PASSED_ON, Recipe, RecipeError
 from regrow.text import did_you_mean
 from regrow.train.distributed import Ranks
 from regrow.train.own import OwnBatches, own_data, own_info, own_model
@@ -220,9 +220,6 @@ def finetuning_rate(recipe: Recipe, total: int) -> LearningRate:
     return LearningRate(peak=recipe.finetune_lr, drops=drops, factor=recipe.lr_drop_factor)
 
 
-# Recipe fields that are options of many methods.
-_SHARED = ("targets", "exclude", "include_last", "scope", "unit", "floor", "weight_decay_at", "every", "settle")
-
 # A string that needs no quotes: in TOML only true, false, inf and nan look like it.
 _WORD = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 
@@ -299,23 +296,21 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
         "total_steps": total,
         "seed": recipe.seed,
     }
-    period = steps if method.period == EPOCH else method.period  # the paper's own, in epochs of this length
-    if recipe.every is None and known.get("every") == "auto":
-        facts["every"] = period
-    if recipe.every == "auto" and "every" in known:
-        end = round(recipe.ramp_fraction * total) if ramps(method) else None
-        period = scaled_period(period, ramp_end=end or None, total_steps=total)
-        if method.every_divides_epoch:  # it is evaluated at the end of an epoch, right after an update
-            period = max(each for each in range(1, period + 1) if steps % each == 0)
+    if recipe.every in ("auto", "paper") and known.get("every") == "auto":
+        period = steps if method.period == EPOCH else method.period  # the paper's own, in epochs of this length
+        if recipe.every == "auto":
+            end = round(recipe.ramp_fraction * total) if ramps(method) else None
+            period = scaled_period(period, ramp_end=end or None, total_steps=total)
+            if method.every_divides_epoch:  # it is evaluated at the end of an epoch, right after an update
+                period = max(each for each in range(1, period + 1) if steps % each == 0)
         facts["every"] = period
     return {name: value for name, value in facts.items() if name in known or name == "every"}
 
 
 def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that the recipe sets; an option that the method does not have is an error."""
-    fields = {name: getattr(recipe, name) for name in _SHARED}
-    fields["stabilize"] = recipe.stabilize or None
-    given = {name: value for name, value in fields.items() if value not in (None, (), "auto")}
+    fields = {name: getattr(recipe, name) for name in PASSED_ON} | {"stabilize": recipe.stabilize or None}
+    given = {name: value for name, value in fields.items() if value not in (None, (), "auto", "paper")}
     if method.ignores_options:
         return {name: value for name, value in given.items() if name in known}
     given |= dict(map(_parse, recipe.options))

@@ -106,7 +106,7 @@ def joined(device: str, *, sharded: bool = False) -> Iterator[Ranks]:
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=size)
     yield Ranks(dist.get_rank(), dist.get_world_size())
-    # Not after an error: other ranks may be waiting for this process, and its exit is what ends their wait.
+    # Skipped after an error: ranks that wait for this process are released when it exits.
     dist.destroy_process_group()
 
 

@@ -83,7 +83,7 @@ class Trainer:
             torch.set_num_threads(recipe.threads)
         self.device = build.make_device(recipe)
         if sets is None and ":" in recipe.data:
-            sets = build.make_sets(recipe, ranks, imports)  # only the data themselves tell their size
+            sets = build.make_sets(recipe, ranks, imports)  # the size is only known from the data
         # The network first: a misspelled name is reported before minutes of decoding images.
         self.model = build.make_model(recipe, sets.info if sets else None, imports)
         self.sets = sets or build.make_sets(recipe, ranks)

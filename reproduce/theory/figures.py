@@ -14,8 +14,8 @@ from regrow.report.render import vl_convert
 from reproduce.theory.descent import Picture, values
 from reproduce.theory.study import Record
 
-_BLUE, _RED, _GREY, _DARK = "#14579b", "#b5341f", "#5f6770", "#22262a"
-_COLORS = {"pruned model": _BLUE, "dense model": _GREY, "one-shot": _RED}
+_BLUE, _RED, _GRAY, _DARK = "#14579b", "#b5341f", "#5f6770", "#22262a"
+_COLORS = {"pruned model": _BLUE, "dense model": _GRAY, "one-shot": _RED}
 _ACROSS, _UP, _CELLS = (-0.3, 2.1), (-0.3, 2.4), 54
 
 
@@ -66,7 +66,7 @@ def neighborhood(records: Sequence[Record], *, smoothness: float) -> Any:
         bound.mark_line(strokeDash=[5, 3], color=_BLUE),
         measured.mark_line(color=_BLUE),
         measured.mark_circle(size=40, color=_BLUE, opacity=1),
-        measured.mark_text(dy=14, color=_GREY).encode(text="pruned:N"),
+        measured.mark_text(dy=14, color=_GRAY).encode(text="pruned:N"),
     ).properties(width=340, height=240, title=title)
 
 

@@ -80,7 +80,7 @@ class TestThePapersNumbers:
         # The paper rounds the reached sparsity up: 73.42, 79.83 and 82.60 % are printed as 73.5, 79.9 and 82.6 %.
         assert math.ceil(counted.reached_ratio * 1000) / 10 == reached
 
-    def test_the_last_layer_has_the_share_of_the_macs_that_the_paper_gives(self) -> None:
+    def test_the_last_layer_has_the_fraction_of_the_macs_that_the_paper_gives(self) -> None:
         resnet = account_of("resnet50", classes=1000, size=224)
         wide = account_of("wrn28-2")
         assert round(100 * resnet.layers[-1].macs / resnet.macs, 2) == 0.05

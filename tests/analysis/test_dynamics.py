@@ -61,11 +61,11 @@ def test_the_last_change_curve_counts_the_elements_that_move_after_each_epoch(
         dynamics.epoch_end(masks_from(end))
         moved, now = moved | (now ^ end), end
         moved_in.append(moved)
-    for after, share in enumerate(dynamics.still_changing()):
+    for after, fraction in enumerate(dynamics.still_changing()):
         moved_later = 0
         for moved in moved_in[after:]:
             moved_later |= moved
-        assert share == kept(moved_later) / ELEMENTS
+        assert fraction == kept(moved_later) / ELEMENTS
     assert len(dynamics.still_changing()) == len(epochs) + 1
 
 

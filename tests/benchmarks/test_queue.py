@@ -89,3 +89,29 @@ def test_the_queue_has_every_recipe_of_the_papers_comparison(seed: int) -> None:
         if recipe.model == "resnet20" and recipe.seed == seed
     }
     assert {("dense", None), ("dpf", 0.9), ("dpf", 0.95), ("incremental", 0.9), ("oneshot", 0.95)} <= wanted
+
+
+def test_masks_without_their_run_folders_are_left_and_the_queue_says_what_they_need(
+    tmp_path, monkeypatch, capfd
+) -> None:
+    fixed = SHORT.changed(method="fixed", masks="digits-small-dpf90-s0-00000000")
+    [wanted] = stage(tmp_path / "records.jsonl", fixed)
+    wanted.cells.append(Cell(()))  # its mask is not searched yet
+    monkeypatch.setattr(queue, "stages", lambda _: [wanted])
+
+    assert not queue.work(tmp_path / "runs", workers=1)
+
+    said = "a few digits: 2 of 2 left; needs the run folders of DPF at 90 % in RUNS\n"
+    assert capfd.readouterr().out == said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_sfp_is_tuned_before_it_is_compared_and_the_300_epochs_come_last() -> None:
+    names = [each.name for each in queue.stages()]
+    assert names.index("SFP's learning rate") + 1 == names.index("whole filters")
+    assert names[-1].startswith("the paper's 300 epochs")
+
+
+def test_the_300_epochs_have_the_key_of_the_long_training() -> None:
+    fields = {"model": "resnet20", "epochs": 300, "lr": 0.2, "every": 16, "channels_last": True}
+    assert queue.paper_cell("dpf", 0.9).recipes[0].key() == Recipe(data="cifar10", **fields).key()

@@ -175,7 +175,7 @@ def test_a_recipe_after_the_options_is_an_error(capsys, tmp_path, monkeypatch, n
         (("train", "digits", "--method", "dfp", "--dry-run"), "Did you mean 'dpf'"),
         (("train", "digits", "--method", "feedback"), "feedback needs --options compressor=VALUE"),
         (("train", "digits", "--method", "feedback", "--dry-run"), "feedback needs --options compressor=VALUE"),
-        (("train", "digits", "--options", "settle='x'", "--dry-run"), "settle must be a fraction in [0, 1], got 'x'"),
+        (("train", "digits", "--options", "settle=0.1", "--dry-run"), "settle is a field of recipes: --settle"),
         (
             ("train", "digits", "--options", "threshold=weak", "--dry-run"),
             "threshold must be 'hard' (ŵ = m⊙w) or 'soft'",

@@ -39,7 +39,7 @@ def test_weights_masks_and_losses_equal_the_literal_algorithm(make_optimizer, sc
     assert pruner.step == 200
 
 
-def test_at_sparsity_zero_training_is_untouched():
+def test_at_sparsity_zero_training_is_unchanged():
     plain, pruned = small_cnn(), small_cnn()
     optimizer = sgd(pruned)
     regrow.DPF(pruned, optimizer, sparsity=0.0)

@@ -37,7 +37,7 @@ def test_a_pruner_of_a_deleted_optimizer_does_not_block_a_new_one():
         gc.enable()
 
 
-def test_a_pruner_that_could_not_be_attached_does_not_stand_in_the_way():
+def test_another_pruner_can_be_attached_after_a_failed_attempt():
     model = small_cnn()
     optimizer = sgd(model)
     with torch.no_grad():
@@ -94,7 +94,7 @@ class Doubled(nn.Module):
         lambda layer: prune.random_unstructured(layer, "weight", 0.5),
     ],
 )
-def test_a_layer_that_computes_its_weight_is_not_left_out_in_silence(compute):
+def test_leaving_out_a_layer_that_computes_its_weight_gives_a_warning(compute):
     model = small_cnn()
     compute(model[3])
     with pytest.warns(UserWarning, match=r"3 \(1 in all\) computes its weight from other parameters.*not pruned"):
@@ -103,7 +103,7 @@ def test_a_layer_that_computes_its_weight_is_not_left_out_in_silence(compute):
     assert [target.name for target in find_targets(model, ["0", "6"])] == ["0.weight", "6.weight"]
 
 
-def test_names_of_a_wrapped_model_are_understood_everywhere():
+def test_names_of_a_wrapped_model_are_accepted_as_masks_and_targets():
     model = small_cnn()
     mask = torch.rand(8, 1, 3, 3) > 0.5
     fixed = regrow.Fixed(model, sgd(model), {"module._orig_mod.0.weight": mask})

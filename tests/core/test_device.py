@@ -22,9 +22,9 @@ from tests.core.test_select import DTYPES, Ranks, weight_lists
 
 
 @settings(max_examples=200, deadline=None)
-@given(weights=weight_lists(), share=st.floats(0, 1), least=st.sampled_from([3, 1 << 20]))
-def test_one_group_is_pruned_as_by_a_stable_sort(weights, share, least):
-    count = round(share * sum(w.numel() for w in weights))
+@given(weights=weight_lists(), fraction=st.floats(0, 1), least=st.sampled_from([3, 1 << 20]))
+def test_one_group_is_pruned_as_by_a_stable_sort(weights, fraction, least):
+    count = round(fraction * sum(w.numel() for w in weights))
     scores = {str(index): weight for index, weight in enumerate(weights)}
     with device_path(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_select, "_LEAST", least)  # many chunks, or one
@@ -58,12 +58,12 @@ def test_every_scope_has_the_masks_of_the_cpu(weights, sparsity, scope, floor, l
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("share", [0.001, 0.5, 0.9, 0.999])
-def test_large_tensors_in_several_chunks_stay_exact(dtype, share, monkeypatch):
+@pytest.mark.parametrize("fraction", [0.001, 0.5, 0.9, 0.999])
+def test_large_tensors_in_several_chunks_stay_exact(dtype, fraction, monkeypatch):
     monkeypatch.setattr(device_select, "_LEAST", 1 << 16)
     torch.manual_seed(0)
     weights = [torch.randn(300_000).to(dtype), torch.randn(40, 50, 30).to(dtype) * 0.1, torch.zeros(7, dtype=dtype)]
-    count = round(share * sum(w.numel() for w in weights))
+    count = round(fraction * sum(w.numel() for w in weights))
     scores = {str(index): weight for index, weight in enumerate(weights)}
     with device_path():
         found = dict(prune_groups(scores, [(list(scores), count)]))
@@ -102,9 +102,9 @@ class DeviceRanks(Ranks):
 
 
 @settings(max_examples=50, deadline=None)
-@given(weights=weight_lists(), share=st.floats(0, 1))
-def test_shards_select_the_same_as_the_whole_tensor(weights, share):
-    counts = [round(share * w.numel()) for w in weights]
+@given(weights=weight_lists(), fraction=st.floats(0, 1))
+def test_shards_select_the_same_as_the_whole_tensor(weights, fraction):
+    counts = [round(fraction * w.numel()) for w in weights]
     halves = [torch.tensor_split(w, [len(w) // 2]) for w in weights]
     with device_path():
         futures = DeviceRanks().run([[half[rank] for half in halves] for rank in range(2)], counts)
@@ -156,12 +156,12 @@ def same_on_the_device_path(method, dtype, options, **more):
 
 
 @pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
-def test_a_training_is_that_of_the_cpu_to_the_bit(options):
+def test_training_is_bit_identical_to_training_on_the_cpu(options):
     same_on_the_device_path("DPF", torch.float32, options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_training_is_that_of_the_cpu_in_every_precision_and_memory_format(dtype):
+def test_training_equals_training_on_the_cpu_in_every_precision_and_memory_format(dtype):
     same_on_the_device_path("DPF", dtype, {})
     same_on_the_device_path("DPF", dtype, {"scope": "layer"}, channels_last=True)
 
@@ -170,7 +170,7 @@ MOVING = ["DSR", "SET", "RigL", "SparseMomentum", "GraNet"]
 
 
 @pytest.mark.parametrize("method", ["Incremental", "SFP", "DNS", "SRSTE", *MOVING])
-def test_other_methods_are_those_of_the_cpu_to_the_bit(method):
+def test_other_methods_are_bit_identical_to_those_on_the_cpu(method):
     options = {"total_steps": 20} if method in MOVING else {}
     if method == "SRSTE":
         options = {"targets": ["3.weight", "6.weight"]}

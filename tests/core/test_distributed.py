@@ -94,5 +94,5 @@ def attach_alone(rank):
     return taken
 
 
-def test_ranks_that_train_different_models_say_so_with_a_group(tmp_path):
+def test_ranks_that_train_different_models_each_pass_a_process_group(tmp_path):
     assert run_on_two(attach_alone, tmp_path) == [3, 3]

@@ -38,9 +38,9 @@ def test_every_group_loses_exactly_its_number_of_weights(weights, data):
     ]
     masks = dict(Budget(scope).keep_top(scores, parts))
     assert set(masks) == set(scores)
-    for names, share in parts:
-        assert pruned(masks, names) == round(sum(scores[name].numel() for name in names) * share)
-        alone = dict(Budget(scope).keep_top({name: scores[name] for name in names}, share))
+    for names, fraction in parts:
+        assert pruned(masks, names) == round(sum(scores[name].numel() for name in names) * fraction)
+        alone = dict(Budget(scope).keep_top({name: scores[name] for name in names}, fraction))
         assert all(torch.equal(masks[name], alone[name]) for name in names)
 
 
@@ -75,7 +75,7 @@ def test_two_groups_train_like_algorithm_1_with_two_thresholds(scope, soft):
         assert all(torch.allclose(pruner.weights[name], dense[name], atol=1e-5) for name in ALL)
 
 
-def test_one_group_for_all_is_a_plain_number_to_the_bit():
+def test_one_group_of_all_layers_is_bit_identical_to_a_sparsity_without_groups():
     ends = []
     for sparsity in (regrow.Cubic(0.9, end=20), {"*": regrow.Cubic(0.9, end=20)}):
         model = small_cnn()
@@ -106,8 +106,8 @@ def test_every_method_meets_the_count_of_each_group(method):
     optimizer = sgd(model, weight_decay=0)
     pruner = getattr(regrow, method)(model, optimizer, sparsity={"0": 0.5, "*": 0.8}, **WAYS[method])
     train(model, optimizer, batches(TOTAL))
-    for names, share in ((("0.weight",), 0.5), (("3.weight", "6.weight"), 0.8)):
-        assert pruned(pruner.masks, names) == round(size(model, names) * share)
+    for names, fraction in ((("0.weight",), 0.5), (("3.weight", "6.weight"), 0.8)):
+        assert pruned(pruner.masks, names) == round(size(model, names) * fraction)
     assert pruner.levels == {"0": 0.5, "*": 0.8}
     assert pruner.stats().requested == pytest.approx(pruner.sparsity, abs=1e-3)
 
@@ -125,7 +125,7 @@ def test_a_method_that_moves_weights_between_layers_takes_one_number(method):
         getattr(regrow, method)(model, sgd(model), sparsity={"0": 0.5, "*": 0.8}, total_steps=TOTAL)
 
 
-def test_a_ramp_that_falls_gives_nothing_back_in_any_group():
+def test_with_a_falling_ramp_no_pruned_weight_returns_in_any_group():
     model = small_cnn()
     optimizer = sgd(model)
     falls = {"0": lambda t: 0.8 if t < 4 else 0.2, "*": lambda t: min(0.9, 0.1 + 0.1 * t)}

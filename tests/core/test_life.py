@@ -43,7 +43,7 @@ def test_stats_are_those_of_the_present_masks_and_weights(trained):
     assert stats.collapsed == ()
 
 
-def test_a_pruner_is_printed_with_where_it_is(trained):
+def test_the_repr_of_a_pruner_has_its_step_and_its_target_sparsity(trained):
     pruner = trained[2]
     target = f"target sparsity {pruner.requested:.1%}, {len(pruner.targets)} tensors"
     assert repr(pruner) == f"<DPF at step 30: {target}, {pruner.spared} stays dense, every={pruner.every}>"
@@ -325,7 +325,7 @@ def test_a_training_that_does_not_settle_may_become_longer():
     _dpf(total_steps=200).load_state_dict(_dpf(total_steps=100).state_dict())
 
 
-def test_a_state_from_before_there_was_an_option_still_loads(trained):
+def test_a_state_saved_before_an_option_existed_still_loads(trained):
     _, _, pruner = trained
     state = pruner.state_dict()
     del state["weight_decay_at"], state["total_steps"]

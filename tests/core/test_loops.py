@@ -407,7 +407,7 @@ def test_weight_decay_can_be_taken_at_the_pruned_weights():
 
 @pytest.mark.parametrize("closures", [False, True])
 @pytest.mark.parametrize("kind", ["sgd", "adam", "maximize", "several groups"])
-def test_decay_at_the_pruned_weights_equals_the_regulariser_as_part_of_the_loss(kind, closures):
+def test_decay_at_the_pruned_weights_equals_the_regularizer_as_part_of_the_loss(kind, closures):
     make = {
         "sgd": lambda p, decay: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=decay),
         "adam": lambda p, decay: torch.optim.Adam(p, lr=2e-3, weight_decay=decay),

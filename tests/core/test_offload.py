@@ -30,7 +30,7 @@ def test_an_offloaded_training_has_the_same_bits(channels_last):
         assert pruner.stats() == offloaded.stats()
 
 
-def test_a_state_moves_between_the_two():
+def test_a_state_is_loaded_with_offload_and_without():
     model = small_cnn()
     optimizer, pruner = attached(model)
     train(model, optimizer, batches(10))

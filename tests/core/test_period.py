@@ -25,14 +25,14 @@ def _step(model, optimizer):
 
 @pytest.mark.parametrize("end", [1, 2_932, 2_933, 23_460, 46_919, 46_920, 10**9])
 @pytest.mark.parametrize("period", [16, 100, 391])
-def test_the_period_is_the_methods_own_times_the_ramps_share_of_the_shortest_ramp_of_the_paper(period, end):
+def test_the_period_is_scaled_by_the_length_of_the_ramp_relative_to_the_papers_shortest(period, end):
     from fractions import Fraction
 
-    share = min(Fraction(1), Fraction(end, 46_920))
-    assert scaled_period(period, ramp_end=end) == max(1, int(share * period))
+    fraction = min(Fraction(1), Fraction(end, 46_920))
+    assert scaled_period(period, ramp_end=end) == max(1, int(fraction * period))
 
 
-def test_without_a_ramp_three_quarters_of_the_training_stand_for_it():
+def test_without_a_ramp_the_period_is_scaled_by_three_quarters_of_the_training():
     assert scaled_period(16, ramp_end=None, total_steps=40_000) == scaled_period(16, ramp_end=30_000) == 10
 
 
@@ -53,7 +53,8 @@ def test_imagenet_in_the_paper_keeps_its_16_steps():
     ("method", "options", "expected"),
     [
         (regrow.DPF, {"sparsity": regrow.Cubic(0.9, end=23_460)}, 8),
-        (regrow.DPF, {"sparsity": 0.9}, 1),
+        (regrow.DPF, {"sparsity": 0.9}, 16),  # the length is unknown
+        (regrow.SFP, {"sparsity": 0.4}, EPOCH),
         (regrow.DPF, {"sparsity": 0.9, "total_steps": 31_280}, 8),
         (regrow.Incremental, {"sparsity": regrow.Cubic(0.9, end=23_460)}, EPOCH // 2),
         (regrow.RigL, {"sparsity": 0.9, "total_steps": 31_280}, 50),
@@ -73,11 +74,11 @@ def test_the_default_scales_the_period_of_every_periodic_method(method, options,
     [("dpf", 16), ("dns", 1), ("rigl", 100), ("dsr", 100), ("granet", 1000)]
     + [(method, 21) for method in ("incremental", "set", "sparse-momentum", "sfp")],
 )
-def test_a_recipe_without_a_period_has_the_one_of_the_methods_paper(method, period):
+def test_a_recipe_can_ask_for_the_period_of_the_methods_paper(method, period):
     from regrow.runs.recipe import Recipe
     from regrow.train.build import make_model, make_optimizer
 
-    recipe = Recipe(method=method, data="digits", width=4, epochs=200)
+    recipe = Recipe(method=method, every="paper", data="digits", width=4, epochs=200)
     model = make_model(recipe)
     assert make_pruner(recipe, model, make_optimizer(recipe, model, kind="sgd", lr=0.1), 21).every == period
 
@@ -100,12 +101,11 @@ def test_a_saved_period_wins_over_the_one_that_auto_would_choose():
         fixed.load_state_dict(pruner.state_dict())
 
 
-@pytest.mark.parametrize("fields", [{"settle": 0.1, "stabilize": True}, {"options": ("settle=0.1", "stabilize=true")}])
-def test_recipes_settle_by_a_field_or_by_an_option(fields):
+def test_recipes_settle_by_a_field():
     from regrow.runs.recipe import Recipe
     from regrow.train.build import make_model, make_optimizer
 
-    recipe = Recipe(data="digits", width=4, epochs=20, every="auto", **fields)
+    recipe = Recipe(data="digits", width=4, epochs=20, settle=0.1, stabilize=True)
     model = make_model(recipe)
     pruner = make_pruner(recipe, model, make_optimizer(recipe, model, kind="sgd", lr=0.1), 21)
     assert (pruner.settle, pruner.stabilize, pruner.total_steps) == (0.1, True, 420)

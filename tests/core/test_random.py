@@ -15,14 +15,14 @@ def test_numbers_are_those_of_splitmix_keyed_by_seed_layer_and_step(seed, step, 
     )
 
 
-def test_an_element_draws_the_same_whatever_the_memory_format_and_the_size_of_the_tensor():
+def test_an_element_gets_the_same_number_in_any_memory_format_and_size_of_the_tensor():
     image = torch.empty(4, 6, 3, 3)
     row_major = uniform(image, seed=0, layer="a", step=1)
     assert torch.equal(uniform(image.to(memory_format=torch.channels_last), seed=0, layer="a", step=1), row_major)
     assert torch.equal(uniform(image[:2], seed=0, layer="a", step=1), row_major[:2])
 
 
-def test_the_global_generator_is_neither_used_nor_moved():
+def test_the_global_generator_is_neither_used_nor_changed():
     torch.manual_seed(0)
     before = torch.get_rng_state()
     first = uniform(torch.empty(5), seed=0, layer="a", step=1)

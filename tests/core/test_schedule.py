@@ -81,6 +81,6 @@ def test_a_sparsity_that_is_not_a_number_is_a_type_error():
         as_schedule("90%")  # type: ignore[arg-type]
 
 
-def test_steps_may_be_the_product_of_a_share_and_a_number():
+def test_steps_may_be_the_product_of_a_fraction_and_a_number():
     ramp = regrow.Cubic(0.9, end=0.75 * 100)
     assert ramp(50) == regrow.Cubic(0.9, end=75)(50)

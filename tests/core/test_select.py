@@ -42,9 +42,9 @@ def weight_lists(draw):
 
 
 @settings(max_examples=300, deadline=None)
-@given(weights=weight_lists(), share=st.floats(0, 1))
-def test_the_masks_are_those_of_a_stable_sort(weights, share):
-    count = round(share * sum(w.numel() for w in weights))
+@given(weights=weight_lists(), fraction=st.floats(0, 1))
+def test_the_masks_are_those_of_a_stable_sort(weights, fraction):
+    count = round(fraction * sum(w.numel() for w in weights))
     expected = stable_masks(weights, count)
     plain = {"_bracket": lambda *_: None}
     for replaced in ({}, plain, plain | {"uses_numpy": lambda _: False}):  # bracketed, radix, as on other devices
@@ -57,16 +57,16 @@ def test_the_masks_are_those_of_a_stable_sort(weights, share):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("share", [0.001, 0.5, 0.9, 0.999])
-def test_large_tensors_go_through_the_bracket_and_stay_exact(dtype, share):
+@pytest.mark.parametrize("fraction", [0.001, 0.5, 0.9, 0.999])
+def test_large_tensors_go_through_the_bracket_and_stay_exact(dtype, fraction):
     torch.manual_seed(0)
     weights = [torch.randn(300_000).to(dtype), torch.randn(40, 50, 30).to(dtype) * 0.1, torch.zeros(7, dtype=dtype)]
-    count = round(share * sum(w.numel() for w in weights))
+    count = round(fraction * sum(w.numel() for w in weights))
     found = list(prune_smallest(weights, count))
     assert all(torch.equal(a, b) for a, b in zip(found, stable_masks(weights, count), strict=True))
 
 
-def test_a_sample_that_misleads_costs_time_and_never_exactness():
+def test_a_misleading_sample_costs_time_but_the_selection_stays_exact():
     weights = torch.zeros(1 << 20)
     weights[1::2] = torch.arange(1 << 19)  # every even element, and so the whole sample, is zero
     count = (1 << 20) * 3 // 4
@@ -89,8 +89,8 @@ def test_ties_follow_the_logical_order_whatever_the_memory_format():
 
 
 @settings(max_examples=50, deadline=None)
-@given(weights=weight_lists(), share=st.floats(0, 1), data=st.data())
-def test_scores_with_any_strides_are_read_right(weights, share, data):
+@given(weights=weight_lists(), fraction=st.floats(0, 1), data=st.data())
+def test_scores_with_any_strides_are_read_correctly(weights, fraction, data):
     strided = []
     for weight in weights:
         wide = torch.full((*weight.shape, 2), torch.nan, dtype=weight.dtype)
@@ -105,7 +105,7 @@ def test_scores_with_any_strides_are_read_right(weights, share, data):
                 )
             )
         )
-    count = round(share * sum(w.numel() for w in weights))
+    count = round(fraction * sum(w.numel() for w in weights))
     found = prune_smallest(strided, count)
     assert all(torch.equal(a, b) for a, b in zip(found, stable_masks(strided, count), strict=True))
 
@@ -168,9 +168,9 @@ class Rank(ShardGroup):
 
 
 @settings(max_examples=50, deadline=None)
-@given(weights=weight_lists(), share=st.floats(0, 1))
-def test_shards_select_the_same_as_the_whole_tensor(weights, share):
-    count = round(share * sum(w.numel() for w in weights))
+@given(weights=weight_lists(), fraction=st.floats(0, 1))
+def test_shards_select_the_same_as_the_whole_tensor(weights, fraction):
+    count = round(fraction * sum(w.numel() for w in weights))
     halves = [torch.tensor_split(w, [len(w) // 2]) for w in weights]
     futures = Ranks().run([[half[rank] for half in halves] for rank in range(2)], count)
     parts = zip(*(future.result() for future in futures), strict=True)
@@ -202,7 +202,7 @@ def test_exactly_the_requested_number_is_pruned_with_a_floor_too(weights, sparsi
 
 @settings(max_examples=100, deadline=None)
 @given(weights=weight_lists(), sparsity=st.floats(0, 0.99))
-def test_layer_scope_prunes_every_layer_to_the_same_share(weights, sparsity):
+def test_layer_scope_prunes_the_same_fraction_of_every_layer(weights, sparsity):
     masks = dict(Budget("layer").keep_top({str(i): w for i, w in enumerate(weights)}, sparsity))
     for i, w in enumerate(weights):
         assert torch.equal(masks[str(i)], stable_masks([w], round(w.numel() * sparsity))[0])

@@ -87,7 +87,7 @@ def test_weight_decay_at_the_pruned_weights_is_taken_at_the_shrunk_ones():
         assert all(torch.equal(pruner.weights[name], w[name]) for name in TARGETS)
 
 
-def test_at_sparsity_zero_training_is_untouched():
+def test_at_sparsity_zero_training_is_unchanged():
     plain = small_cnn()
     model, optimizer, _ = attached(sparsity=0.0)
     assert train(plain, sgd(plain), batches(30)) == train(model, optimizer, batches(30))
@@ -248,7 +248,7 @@ def test_a_frozen_pruner_keeps_training_without_a_threshold():
     assert "dense" not in pruner.state_dict()
 
 
-def test_a_settled_mask_rests_and_training_continues_from_the_model():
+def test_a_settled_mask_stays_fixed_and_training_continues_from_the_model():
     model, optimizer, pruner = attached(settle=0.25, total_steps=40)
     train(model, optimizer, batches(30))
     resting, shown = pruner.masks.clone(), copy.deepcopy(model)
@@ -278,7 +278,7 @@ def test_copies_and_averages_hold_the_shrunk_weights():
     assert holds_what_it_should(model, pruner)
 
 
-def test_an_average_swapped_in_and_back_does_not_cost_the_weights_behind():
+def test_swapping_an_average_in_and_back_keeps_the_dense_weights():
     model, optimizer, pruner = attached()
     train(model, optimizer, batches(10))
     behind, shown = copy.deepcopy(pruner.weights), copy.deepcopy(model.state_dict())

@@ -28,7 +28,7 @@ def reload(states, model, optimizer, pruner):
 
 
 @pytest.mark.parametrize("inside", ["dense", "interrupted step"])
-def test_a_checkpoint_loads_exactly_at_an_odd_moment(inside):
+def test_a_checkpoint_loads_exactly_inside_dense_and_after_an_interrupted_step(inside):
     model, optimizer, pruner = attached()
     train(model, optimizer, batches(3))
     states = snapshot(model, optimizer, pruner)
@@ -187,7 +187,7 @@ def test_a_step_inside_a_step_acts_on_the_dense_weights_and_adds_decay_once(clos
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
 
-def test_reading_changes_nothing():
+def test_reading_stats_state_and_masks_changes_nothing():
     model, optimizer, pruner = attached()
     train(model, optimizer, batches(3))
     with pruner.dense():

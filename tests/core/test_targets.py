@@ -29,7 +29,7 @@ def test_names_globs_modules_and_predicates_select():
     assert names(net, lambda name, p: p.ndim == 4) == ["stem.0.weight", "stem.3.weight"]
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
+def test_the_error_for_an_unknown_name_names_the_nearest():
     net = nn.Sequential()
     net.layer4 = small_cnn()
     with pytest.raises(ValueError, match=r"no weight matches target 'layer5\.\*'.*layer4\.0\.weight.*'layer4\.\*'"):
@@ -118,7 +118,7 @@ def test_parameters_that_share_memory_are_refused_by_name(case, names):
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_parts_of_one_block_that_do_not_overlap_are_pruned():
+def test_parameters_in_one_storage_that_do_not_overlap_are_pruned():
     model, block = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)), torch.randn(72)
     model[0].weight, model[1].weight = (nn.Parameter(block[i : i + 36].view(6, 6)) for i in (0, 36))
     assert regrow.DPF(model, sgd(model), sparsity=0.5).sparsity == 0.5

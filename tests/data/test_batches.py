@@ -60,17 +60,17 @@ def test_an_epoch_started_in_its_middle_continues_bit_for_bit(count, size, seed,
         assert torch.equal(y, labels)
 
 
-@given(world=st.integers(1, 5), share=st.integers(1, 6), count=st.integers(30, 60), seed=seeds)
-def test_the_parts_of_all_processes_are_the_batch_of_a_single_process(world, share, count, seed):
+@given(world=st.integers(1, 5), per_rank=st.integers(1, 6), count=st.integers(30, 60), seed=seeds)
+def test_the_parts_of_all_processes_are_the_batch_of_a_single_process(world, per_rank, count, seed):
     images = numbered(count)
-    size = world * share
+    size = world * per_rank
     whole = Batches(images, size, seed=seed, drop_last=True)
     ranks = [Batches(images, size, seed=seed, drop_last=True, rank=r, world=world) for r in range(world)]
-    for (x, y), *shares in zip(whole.epoch(3), *(rank.epoch(3) for rank in ranks), strict=True):
-        labels = torch.cat([part for _, part in shares])
+    for (x, y), *parts in zip(whole.epoch(3), *(rank.epoch(3) for rank in ranks), strict=True):
+        labels = torch.cat([part for _, part in parts])
         order = labels.argsort()
         assert torch.equal(labels[order], y.sort().values)
-        assert torch.equal(torch.cat([part for part, _ in shares])[order], x[y.argsort()])
+        assert torch.equal(torch.cat([part for part, _ in parts])[order], x[y.argsort()])
 
 
 @given(count=st.integers(8, 40), seed=seeds, sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)))

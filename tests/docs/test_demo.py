@@ -56,14 +56,14 @@ def modules() -> dict[str, bytes]:
 
 @NEEDS_NODE
 @pytest.mark.parametrize("name", ["sparse", "dense"])
-def test_nine_of_ten_drawings_of_every_digit_and_style_are_read(name: str, tmp_path: Path) -> None:
+def test_nine_of_ten_drawings_of_every_digit_and_style_are_recognized(name: str, tmp_path: Path) -> None:
     (tmp_path / "model.wasm").write_bytes(modules()[name])
     paths = {"script": ROOT / "regrow/export/templates/model.js", "strokes": DEMO / "strokes.js"}
     command = ["node", "--input-type=module", "-e", READ % paths, str(tmp_path / "model.wasm")]
     right = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert len(right) == 10
     assert all(len(styles) >= 3 for styles in right)
-    assert min(share for styles in right for share in styles) >= 0.9
+    assert min(fraction for styles in right for fraction in styles) >= 0.9
 
 
 def test_the_pages_are_small_and_ask_for_nothing() -> None:

@@ -1,4 +1,4 @@
-"""What docstrings show is what happens."""
+"""The examples in docstrings run and give the results shown."""
 
 import doctest
 import pkgutil
@@ -23,12 +23,12 @@ def shown(module):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_docstring_shows_what_happens(name):
+def test_docstring_examples_run(name):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False)
     for test in shown(import_module(name)):
         runner.run(test)
     assert runner.summarize(verbose=False).failed == 0
 
 
-def test_there_are_such_docstrings():
+def test_docstring_examples_are_collected():
     assert sum(len(shown(import_module(name))) for name in ("regrow.core.state", "regrow.core.schedule")) >= 2

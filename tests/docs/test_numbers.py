@@ -37,7 +37,7 @@ def test_the_theorems_page_shows_rounded_measurements():
         assert said == [[float(f"{measured:.2g}"), float(f"{bound:.2g}")] for _, measured, bound in found]
 
 
-def test_the_cost_of_a_run_in_a_sweep_is_the_benchmarks():
+def test_the_page_about_sweeps_has_the_measured_cost_of_a_run():
     rows = json.loads((RESULTS / "benchmarks" / "sweep.json").read_text())["rows"]
     seconds = {row["what"]: row["ms"] / 1000 for row in rows}
     overhead, listing = seconds["the sweep's overhead per run"], seconds["regrow sweep --dry-run, 10,000 finished"]
@@ -45,15 +45,14 @@ def test_the_cost_of_a_run_in_a_sweep_is_the_benchmarks():
     assert f"listed in {listing:.1f} s" in text_of("sweeps.md")
 
 
-@pytest.mark.parametrize("share", ["20 %", "40 %"])
-def test_the_page_about_filters_has_the_sizes_of_the_results(share):
+@pytest.mark.parametrize("fraction", ["20 %", "40 %"])
+def test_the_page_about_filters_has_the_sizes_of_the_results(fraction):
     rows = [json.loads(line) for line in (RESULTS / "jpeg" / "cifar10-resnet8.jsonl").read_text().splitlines()]
-    asked = [
-        row for row in rows if row["recipe"]["unit"] == "filter" and f"{100 * row['recipe']['sparsity']:g} %" == share
-    ]
-    told = text_of("structured.md").split(f"| {share} of the filters pruned")[1].splitlines()[:2]
-    for line, options in zip(told, ([], ["stabilize=true"]), strict=True):
-        mine = [row for row in asked if row["recipe"]["options"] == options]
+    of_filters = [row for row in rows if row["recipe"]["unit"] == "filter"]
+    asked = [row for row in of_filters if f"{100 * row['recipe']['sparsity']:g} %" == fraction]
+    told = text_of("structured.md").split(f"| {fraction} of the filters pruned")[1].splitlines()[:2]
+    for line, stabilize in zip(told, (False, True), strict=True):
+        mine = [row for row in asked if row["recipe"]["stabilize"] == stabilize]
         top1, parameters, macs = (
             sum(row[kept] / (row[whole] if whole else 1) for row in mine) / len(mine)
             for kept, whole in (("top1", None), ("nonzeros", "parameters"), ("macs_kept", "macs"))

@@ -209,7 +209,7 @@ def train_like(model: nn.Module) -> nn.Module:
 
 
 def prune_filters(model: nn.Module, sparsity: float, *, seed: int = 0) -> nn.Module:
-    """Zeroes a share of every convolution's and hidden linear layer's filters, leaving biases and norms alone."""
+    """Zeroes a fraction of every convolution's and hidden linear layer's filters, leaving biases and norms alone."""
     generator = torch.Generator().manual_seed(seed)
     layers = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     with torch.no_grad():
@@ -219,7 +219,7 @@ def prune_filters(model: nn.Module, sparsity: float, *, seed: int = 0) -> nn.Mod
 
 
 def prune_weights(model: nn.Module, sparsity: float, *, seed: int = 0) -> nn.Module:
-    """Zeroes a share of all weights of convolutions and linear layers."""
+    """Zeroes a fraction of all weights of convolutions and linear layers."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():

@@ -210,7 +210,7 @@ def test_strided_pixels_of_the_input_are_joined(monkeypatch: pytest.MonkeyPatch)
         check(model, x, lanes)
 
 
-def test_blocks_one_after_the_other_are_all_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consecutive_blocks_are_all_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusing, "LARGE_SUM", 0)
 
     class Two(nn.Module):

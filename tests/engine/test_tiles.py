@@ -58,7 +58,7 @@ def test_fewer_tiles_than_threads_have_all_channels_split() -> None:
 @given(
     st.integers(1, 20), st.integers(1, 20), st.integers(1, 8), st.sampled_from([1, 2, 4, 7]), st.sampled_from([1, 2, 4])
 )
-def test_one_thread_does_everything_only_if_there_is_one_piece(
+def test_one_thread_does_everything_if_and_only_if_there_is_one_piece(
     rows: int, cols: int, threads: int, down: int, across: int
 ) -> None:
     tile = Tile(1, min(down, rows), min(across, cols))

@@ -93,7 +93,7 @@ def test_every_weight_is_read_once(
 
 
 @pytest.mark.parametrize("count", range(9))
-def test_fours_need_no_padding(count: int) -> None:
+def test_any_number_of_weights_is_stored_without_padding(count: int) -> None:
     channel, value = np.zeros(count, np.int64), np.ones(count, np.float32)
     walked = sparse_weights(
         ConvNonZeros(channel, np.arange(count), channel, value, 1, 9, PITCH), "fp32", 1, group_size=1, blocks=1

@@ -155,7 +155,7 @@ def test_any_bytes_in_place_of_the_codes_are_refused_or_decoded_to_the_shapes(co
     assert [list(tensor.shape) for tensor in loaded.values()] == shapes(index)
 
 
-def test_a_few_bytes_that_promise_a_terabyte_are_refused_before_memory_is_taken(tmp_path):
+def test_a_small_file_that_claims_a_terabyte_is_refused_before_allocation(tmp_path):
     path = tmp_path / "x.regrow"
     index = [[["w", "float32", [10**6, 10**6]]], [0], [0], [0], [0]]
     write(path, ["fp32"], index, deflated(b"") + deflated(b""))
@@ -186,7 +186,7 @@ def bomb() -> bytes:
 
 
 @pytest.mark.parametrize("place", ["index", "codes"])
-def test_a_deflate_bomb_is_refused_before_it_unfolds(place, tmp_path):
+def test_a_deflate_bomb_is_refused_before_it_is_inflated(place, tmp_path):
     path = tmp_path / "x.regrow"
     words, index, _ = opened(packed())
     before = b"" if place == "index" else deflated(json.dumps(index).encode())
@@ -266,7 +266,7 @@ def test_a_file_without_its_bytes_is_refused(name, tmp_path):
         (["fp32", "resnet8", {"width": 8}], "names has other tensors than it was saved with"),
     ],
 )
-def test_words_that_do_not_fit_the_file_are_refused(words, message, tmp_path):
+def test_a_header_that_does_not_match_the_file_is_refused(words, message, tmp_path):
     path = tmp_path / "x.regrow"
     files.save(pruned("resnet8", 0.9), path)
     _, index, codes = opened(path.read_bytes())

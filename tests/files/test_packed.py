@@ -307,7 +307,7 @@ def test_a_model_that_cannot_be_packed_is_refused_and_the_old_file_stays(weight,
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.regrow"]
 
 
-def test_a_changed_built_in_network_is_refused_with_the_way_out(tmp_path):
+def test_the_error_for_a_changed_built_in_network_says_how_to_save_it(tmp_path):
     model = models.build("resnet8")
     model.fc = nn.Linear(64, 5)
 

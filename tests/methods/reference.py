@@ -36,22 +36,22 @@ def largest(values: Flat, where: set[int], count: int) -> set[int]:
     return where - smallest(values, where, len(where) - count)
 
 
-def split(total: int, shares: Flat, caps: list[int]) -> list[int]:
-    """Find the level at which min(cap, level·share) adds up to `total_steps`, then round by largest remainder."""
-    shares = [Fraction(share) for share in shares]
-    if not any(shares):
-        shares = [Fraction(1)] * len(shares)
-    levels = sorted({Fraction(0)} | {cap / share for cap, share in zip(caps, shares, strict=True) if share})
+def split(total: int, weights: Flat, caps: list[int]) -> list[int]:
+    """Find the level at which min(cap, level·weight) adds up to `total_steps`, then round by largest remainder."""
+    weights = [Fraction(weight) for weight in weights]
+    if not any(weights):
+        weights = [Fraction(1)] * len(weights)
+    levels = sorted({Fraction(0)} | {cap / weight for cap, weight in zip(caps, weights, strict=True) if weight})
     amounts = [Fraction(0)] * len(caps)
     for low in levels:
-        filled = [min(Fraction(cap), low * share) for cap, share in zip(caps, shares, strict=True)]
-        slope = sum(share for cap, share in zip(caps, shares, strict=True) if low * share < cap)
+        filled = [min(Fraction(cap), low * weight) for cap, weight in zip(caps, weights, strict=True)]
+        slope = sum(weight for cap, weight in zip(caps, weights, strict=True) if low * weight < cap)
         if sum(filled) > total:
             break
         level = low + (total - sum(filled)) / slope if slope else low
-        amounts = [min(Fraction(cap), level * share) for cap, share in zip(caps, shares, strict=True)]
-    if missing := total - sum(amounts):  # everyone with a share is full: the rest is split evenly
-        rest = [cap if not share else 0 for cap, share in zip(caps, shares, strict=True)]
+        amounts = [min(Fraction(cap), level * weight) for cap, weight in zip(caps, weights, strict=True)]
+    if missing := total - sum(amounts):  # every part with a weight is full: the rest is split evenly
+        rest = [cap if not weight else 0 for cap, weight in zip(caps, weights, strict=True)]
         extra = split(int(missing), [float(cap > 0) for cap in rest], rest)
         return [int(a) + e for a, e in zip(amounts, extra, strict=True)]
     whole = [math.floor(amount) for amount in amounts]
@@ -62,10 +62,10 @@ def split(total: int, shares: Flat, caps: list[int]) -> list[int]:
 
 
 def rigl(t, total, drop, masks, weights, gradients):
-    share = drop / 2 * (1 + math.cos(math.pi * t / (0.75 * total)))
+    fraction = drop / 2 * (1 + math.cos(math.pi * t / (0.75 * total)))
     result = {}
     for name, active in masks.items():
-        count = int(share * len(active))
+        count = int(fraction * len(active))
         kept = active - smallest(weights[name], active, count)
         inactive = set(range(len(weights[name]))) - kept
         result[name] = kept | largest(gradients[name], inactive, count)
@@ -77,9 +77,10 @@ def set_(t, zeta, seed, masks, weights):
     for name, active in masks.items():
         w = weights[name]
         inactive = set(range(len(w))) - active
-        share = min(zeta, len(inactive) / max(len(active), 1))
+        fraction = min(zeta, len(inactive) / max(len(active), 1))
         positive, negative = {i for i in active if w[i] >= 0}, {i for i in active if w[i] < 0}
-        dropped = smallest(w, positive, int(share * len(positive))) | smallest(w, negative, int(share * len(negative)))
+        dropped = smallest(w, positive, int(fraction * len(positive)))
+        dropped |= smallest(w, negative, int(fraction * len(negative)))
         random = draw(seed, name, t, len(w))
         result[name] = (active - dropped) | largest(random, inactive, len(dropped))
     return result

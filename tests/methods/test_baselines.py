@@ -133,7 +133,7 @@ def test_acdc_prunes_restores_from_zero_and_prunes_again():
     assert (kept(pruner), pruner.stats().requested) == ([0, 1, 1, 0], 0.5)
 
 
-def test_the_phases_of_acdc_are_the_authors_on_imagenet_and_can_be_those_on_cifar():
+def test_the_phases_of_acdc_are_the_authors_for_imagenet_and_can_be_set_to_those_for_cifar():
     layer, optimizer = line(*range(10))
     pruner = regrow.ACDC(layer, optimizer, sparsity=0.5, total_steps=100, targets=["weight"])
     sparse = [epoch for epoch in range(100) if pruner.sparse_after(epoch)]
@@ -184,7 +184,7 @@ def test_the_shortest_training_of_acdc_ends_sparse_and_of_dsd_dense(total):
 def granet(by_hand, t, final, initial, end):
     """Transcribe one update: prune all layers together, then drop and grow in each."""
     ramp = final + (initial - final) * (1 - min(t, end) / end) ** 3
-    share = 0.005 + 0.495 * (1 + math.cos(math.pi * t / TOTAL)) / 2
+    fraction = 0.005 + 0.495 * (1 + math.cos(math.pi * t / TOTAL)) / 2
     weights = {name: w.detach().flatten().tolist() for name, w in by_hand.weights.items()}
     active = [(name, i) for name, m in by_hand.masks.items() for i in m.flatten().nonzero().flatten().tolist()]
     total = sum(map(len, weights.values()))
@@ -192,7 +192,7 @@ def granet(by_hand, t, final, initial, end):
     left = set(active[round(total * ramp) - (total - len(active)) :])
     for name, parameter in by_hand.weights.items():
         mine = {i for layer, i in left if layer == name}
-        count = math.ceil(share * len(mine))
+        count = math.ceil(fraction * len(mine))
         stay = mine - reference.smallest(weights[name], mine, count)
         free = set(range(len(weights[name]))) - stay
         new = stay | reference.largest(by_hand.gradients[name].flatten().tolist(), free, count)

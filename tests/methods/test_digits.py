@@ -71,7 +71,7 @@ def sgd(model, decay=1e-4):
 
 
 @pytest.mark.parametrize("method", list(METHODS))
-def test_digits_are_read_with_a_tenth_of_the_weights(method):
+def test_digits_are_recognized_with_a_tenth_of_the_weights(method):
     model = network()
     optimizer = sgd(model, 0.0 if method == "DeepR" else 1e-4)
     pruner = METHODS[method](model, optimizer)
@@ -81,7 +81,7 @@ def test_digits_are_read_with_a_tenth_of_the_weights(method):
     assert method == "Dense" or pruner.stats().requested == 0.9
 
 
-def test_a_lottery_ticket_reads_digits():
+def test_a_lottery_ticket_recognizes_digits():
     model = network()
 
     def train(model, masks, start):
@@ -94,7 +94,7 @@ def test_a_lottery_ticket_reads_digits():
     assert levels[-1].result > 0.85
 
 
-def test_a_network_of_signs_reads_digits():
+def test_a_network_with_binary_weights_recognizes_digits():
     model = network()
     optimizer = sgd(model)
     pruner = regrow.Feedback(model, optimizer, compressor=regrow.compressors.Sign())
@@ -104,7 +104,7 @@ def test_a_network_of_signs_reads_digits():
 
 
 @pytest.mark.parametrize("method", ["SFP", "DPF", "Incremental", "OneShot", "SNIP"])
-def test_digits_are_read_with_60_per_cent_of_the_filters(method):
+def test_digits_are_recognized_with_60_per_cent_of_the_filters(method):
     model = network()
     optimizer = sgd(model)
     ramp = {"sparsity": regrow.Cubic(0.4, end=TOTAL // 2)}

@@ -66,7 +66,7 @@ def test_the_mask_is_fixed_at_the_end_and_pruned_weights_are_dropped():
     assert pruner.stats().delta == 0
 
 
-def test_settling_needs_to_know_when_training_ends():
+def test_settle_needs_total_steps_and_a_fraction():
     model = small_cnn()
     with pytest.raises(ValueError, match=r"DPF needs total_steps="):
         regrow.DPF(model, sgd(model), sparsity=0.8, settle=0.1)

@@ -127,8 +127,8 @@ def test_set_moves_as_many_connections_as_it_drops(training, sparsity):
     for t in steps(model, optimizer, 6):
         for name, old in masks.items():
             weight, free = watch.updated[name] * old, int((~old).sum())
-            share = min(0.3, free / max(int(old.sum()), 1)) if pruner.updates_at(t) else 0
-            dropped = sum(int(share * int(side.sum())) for side in (old & (weight >= 0), old & (weight < 0)))
+            fraction = min(0.3, free / max(int(old.sum()), 1)) if pruner.updates_at(t) else 0
+            dropped = sum(int(fraction * int(side.sum())) for side in (old & (weight >= 0), old & (weight < 0)))
             new = pruner.masks[name]
             assert int((old & ~new).sum()) == int((new & ~old).sum()) == dropped
         masks = pruner.masks.clone()
@@ -164,7 +164,7 @@ def test_deep_rewiring_keeps_no_connection_that_has_crossed_zero(training, spars
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adamax])
 @pytest.mark.parametrize("method", ["RigL", "SET", "DeepR", "DSR"])
-def test_the_optimizer_has_gathered_nothing_for_new_connections(method, optimizer_class):
+def test_the_optimizer_state_of_new_connections_is_zero(method, optimizer_class):
     """RigL and SET reset it; at DSR's and DeepR's authors inactive weights receive no gradient in the first place."""
     model = TRAINING.model()
     extra = {"momentum": 0.9} if optimizer_class is torch.optim.SGD else {}
@@ -235,7 +235,7 @@ def test_a_pruner_without_a_mask_update_in_a_known_length_warns(method, options)
 
 
 @pytest.mark.parametrize("form", [{"foreach": True}, {"fused": True}])
-def test_rigl_grows_by_the_gradient_though_the_optimizer_may_write_over_it(form):
+def test_rigl_grows_by_the_gradient_even_if_the_optimizer_overwrites_it(form):
     model = TRAINING.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, **form)
     watch = Watch(model, optimizer)
@@ -283,7 +283,7 @@ def test_frozen_deep_rewiring_has_no_l1_term():
     assert torch.equal(model.weight, before)
 
 
-def test_deep_rewiring_with_weight_decay_is_warned_of():
+def test_deep_rewiring_with_weight_decay_gives_a_warning():
     model = TRAINING.model()
     with pytest.warns(UserWarning, match=r"DeepR has its L1 term in place of weight decay, .* decays by 0\.001"):
         regrow.DeepR(model, TRAINING.optimizer(model), sparsity=0.5, total_steps=10)
@@ -299,7 +299,7 @@ def test_deep_rewiring_adds_the_noise_of_the_temperature_to_the_gradient_of_acti
     model.weight.grad = torch.zeros_like(model.weight)
     optimizer.step()
     active = model.weight[pruner.masks["weight"]].detach()
-    assert active.mean().item() == pytest.approx(1 - 0.25 * lr, abs=1e-5)  # lr · l1 towards zero
+    assert active.mean().item() == pytest.approx(1 - 0.25 * lr, abs=1e-5)  # lr · l1 toward zero
     assert active.std().item() == pytest.approx(lr * (2 * 0.01 * 1e-5 * 1e-10**0.1) ** 0.5, rel=0.05)
     noise = torch.tensor(reference.deepr_noise(1, 10, 0, "weight", model.weight.numel())).view_as(model.weight)
     expected = 1 - lr * (0.25 + noise[pruner.masks["weight"]])
@@ -328,7 +328,7 @@ def test_default_targets_are_those_of_the_authors():
     assert set(pruners["RigL"].targets) == set(names) - {names[-1]}
 
 
-def test_dsr_can_leave_as_much_of_resnet50_as_at_its_authors():
+def test_dsr_can_keep_as_many_parameters_of_resnet50_as_its_authors():
     """They keep the last layer sparse there: 7.38 M and 5.10 M parameters are left (the paper: 7.30 M and 5.10 M)."""
     model = build("resnet50", classes=1000)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}

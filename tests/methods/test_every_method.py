@@ -47,7 +47,7 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(method, stop):
     assert pruner.stats() == parts[2].stats()
 
 
-def test_weights_that_attaching_has_destroyed_are_not_taken_for_those_of_the_saved_run():
+def test_a_state_is_refused_if_the_models_weights_were_not_loaded_first():
     model = TRAINING.model()
     optimizer = TRAINING.optimizer(model)
     pruner = attach("SET", model, optimizer)

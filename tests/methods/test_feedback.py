@@ -100,7 +100,7 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does():
     )
 
 
-def test_an_average_swapped_in_and_back_does_not_cost_the_weights_behind():
+def test_swapping_an_average_in_and_back_keeps_the_dense_weights():
     model = TRAINING.model()
     optimizer = TRAINING.optimizer(model)
     pruner = regrow.Feedback(model, optimizer, compressor=compressors.Sign())

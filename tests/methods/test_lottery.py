@@ -188,7 +188,7 @@ def test_a_found_mask_trains_from_scratch_from_the_original_weights():
         from_scratch(fresh, pruner.masks, train_for, steps=0)
 
 
-def test_as_many_flops_are_more_steps_for_a_model_that_is_sparse_from_the_start():
+def test_with_equal_flops_a_model_that_is_sparse_from_the_start_trains_for_more_steps():
     model = TRAINING.model()
     masks = regrow.OneShot(model, TRAINING.optimizer(model), sparsity=0.9, scope="layer").masks
     ramp = regrow.Cubic(0.9, end=50)
@@ -202,7 +202,7 @@ def test_as_many_flops_are_more_steps_for_a_model_that_is_sparse_from_the_start(
 
 @pytest.mark.parametrize("levels", [1, 2, 5, 9])
 @pytest.mark.parametrize("drop", [0.1, 0.2, 0.5])
-def test_a_sparsity_that_whole_levels_reach_takes_no_more_of_them(levels, drop):
+def test_a_sparsity_that_is_reached_exactly_needs_no_additional_level(levels, drop):
     sparsity = 1 - (1 - drop) ** levels
     found = level_sparsities(sparsity, drop)
     assert len(found) == 1 + levels

@@ -70,12 +70,12 @@ def check_near_dense(dense, pruned):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("network", [cnn, mlp])
-def test_the_snippet_of_the_readme_is_near_dense(network, optimizer):
+def test_the_snippet_of_the_readme_is_nearly_as_accurate_as_dense_training(network, optimizer):
     dense = [accuracy(network, optimizer, seed) for seed in range(3)]
     check_near_dense(dense, [accuracy(network, optimizer, seed, snippet("README.md")) for seed in range(3)])
 
 
-def test_the_tutorial_is_near_dense():
+def test_the_tutorial_is_nearly_as_accurate_as_dense_training():
     page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
     loop, line = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:2]
     found = {}
@@ -89,7 +89,7 @@ def test_the_tutorial_is_near_dense():
 
 
 @pytest.mark.parametrize("recipe", [load_recipe("digits"), RECIPES["DPF"]], ids=["digits", "demo"])
-def test_recipes_of_the_first_commands_are_near_dense(recipe, tmp_path):
+def test_recipes_of_the_first_commands_are_nearly_as_accurate_as_dense_training(recipe, tmp_path):
     def top1(**fields):
         return [run(recipe.changed(seed=s, **fields), tmp_path / f"{fields}{s}")["top1"] for s in range(3)]
 

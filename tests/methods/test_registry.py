@@ -40,7 +40,7 @@ def test_every_exported_method_is_known_and_bases_are_not():
 @pytest.mark.parametrize(
     ("typed", "meant"), [("rigel", "rigl"), ("dfp", "dpf"), ("spf", "sfp"), ("one_shoot", "oneshot")]
 )
-def test_a_misspelt_method_is_answered_with_the_nearest(typed, meant):
+def test_the_error_for_a_misspelled_method_names_the_nearest(typed, meant):
     with pytest.raises(ValueError, match=rf"unknown method '{typed}'. Did you mean '{meant}'\? Known methods: .*DPF"):
         find_method(typed)
 
@@ -106,7 +106,7 @@ def test_a_package_adds_a_method_by_an_entry_point(tmp_path):
     assert done.stdout == "method 'wrong' is elsewhere:nothing, which is not a subclass of regrow.Pruner\n"
 
 
-def test_a_pruner_that_does_not_say_how_it_prunes_is_refused():
+def test_a_pruner_without_next_masks_is_refused():
     model = TRAINING.model()
 
     class Silent(regrow.Pruner):

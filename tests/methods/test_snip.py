@@ -73,7 +73,7 @@ def test_scoring_leaves_gradients_statistics_and_modes_as_they_were():
     assert all(module.training for module in model.modules())
 
 
-def test_the_authors_score_in_inference_mode_and_train_another_initialisation():
+def test_the_authors_score_in_inference_mode_and_train_another_initialization():
     model, other = TRAINING.model(), Training(**{**TRAINING.__dict__, "seed": 4}).model()
     x, y = batch()
     pruner = regrow.SNIP(

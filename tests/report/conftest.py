@@ -16,7 +16,7 @@ def runs(tmp_path_factory):
     for seed in (0, 1):
         run(QUICK.changed(sparsity=0.5, seed=seed, finetune_epochs=1), folder / f"dpf50-s{seed}")
         run(QUICK.changed(sparsity=0.9, seed=seed), folder / f"dpf90-s{seed}")
-    run(QUICK.changed(sparsity=0.9, method="oneshot", every=None), folder / "oneshot90")
+    run(QUICK.changed(sparsity=0.9, method="oneshot", every="paper"), folder / "oneshot90")
     run(QUICK.changed(sparsity=0.9, seed=2), folder / "unfinished")
     (folder / "unfinished" / "result.json").unlink()
     return folder

@@ -35,8 +35,8 @@ def accuracy(cell: str) -> tuple[float | None, float | None]:
     return (numbers[0], numbers[1]) if len(numbers) == 2 else (None, None)
 
 
-def share(cell: str) -> float:
-    """A percentage such as 97.5\\% as a share."""
+def fraction(cell: str) -> float:
+    """A percentage such as 97.5\\% as a fraction."""
     return round(float(cell.removesuffix(r"\%")) / 100, 6)
 
 

@@ -125,7 +125,7 @@ def test_a_layer_with_few_weights_left_is_not_drawn_as_completely_pruned():
     assert max(a["pruned"]) < 1
     assert len(b["epoch"]) <= 60
     assert b["epoch"][-1] == 150
-    assert [e > 99 for e in b["epoch"]] == [share == 1 for share in b["pruned"]]
+    assert [e > 99 for e in b["epoch"]] == [fraction == 1 for fraction in b["pruned"]]
     assert "Pruned completely: b." in figure.description
 
 

@@ -62,7 +62,7 @@ def test_titles_cannot_end_the_script(tmp_path: Path) -> None:
     assert (tmp_path / "masks.html").read_text().count("</script>") == 1
 
 
-def test_a_single_mask_is_not_a_film(tmp_path: Path) -> None:
+def test_at_least_two_masks_are_needed_for_a_page(tmp_path: Path) -> None:
     recorder = MaskRecorder(SimpleNamespace(masks=masks(0)))
     recorder.record("start")
     with pytest.raises(ValueError, match="at least two masks, 1 recorded"):

@@ -152,7 +152,8 @@ def test_labels_name_what_differs_and_nothing_else():
 
 
 def test_fields_left_to_the_method_are_not_in_labels():
-    assert set(entries([finished(QUICK.changed(every=None)), finished(QUICK.changed(every=None, scope="layer"))])) == {
+    usual = QUICK.changed(every="paper")
+    assert set(entries([finished(usual), finished(usual.changed(scope="layer"))])) == {
         "DPF 90 %",
         "DPF 90 % · scope layer",
     }

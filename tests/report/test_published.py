@@ -129,7 +129,7 @@ def test_an_unknown_table_is_an_error_with_a_suggestion():
 def test_every_accuracy_on_cifar10_is_the_one_in_the_latex(name):
     expected = [
         (
-            *(NETWORKS[line[0]], method, fine_tuned, latex.share(line[-1])),
+            *(NETWORKS[line[0]], method, fine_tuned, latex.fraction(line[-1])),
             *(*latex.accuracy(cell), *latex.accuracy(line[1]), r"\star" in cell),
         )
         for line in latex.lines(LABELS[name])
@@ -153,7 +153,7 @@ def test_every_number_on_imagenet_is_the_one_in_the_latex():
         dense, pruned, _, dense_top5, top5, _, target, reached, parameters = line[1:]
         assert (row.dense_mean, row.mean) == (float(dense), float(pruned))
         assert (row.dense_top5, row.top5) == ((None, None) if top5 == "-" else (float(dense_top5), float(top5)))
-        assert (row.sparsity, row.reached) == (latex.share(target), latex.share(reached))
+        assert (row.sparsity, row.reached) == (latex.fraction(target), latex.fraction(reached))
         assert row.parameters == latex.millions(parameters)
         abbreviation = {"DPF": r"\algopt", "SparseMomentum": "SM"}.get(row.method, row.method)
         assert line[0].startswith(abbreviation)
@@ -163,7 +163,7 @@ def test_every_number_on_imagenet_is_the_one_in_the_latex():
 def test_every_number_of_macs_is_the_one_in_the_latex():
     sparsities, *schemes = latex.lines(LABELS["macs"])
     expected = [
-        (scope, latex.share(sparsity), latex.millions(macs))
+        (scope, latex.fraction(sparsity), latex.millions(macs))
         for scope, line in zip(("global", "layer"), schemes, strict=True)
         for sparsity, macs in zip(sparsities[1:], line[1:], strict=True)
     ]

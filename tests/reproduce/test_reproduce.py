@@ -39,7 +39,7 @@ def out(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_an_item_leaves_a_page_and_numbers_and_nothing_lacks(name, out):
+def test_an_experiment_writes_its_page_and_numbers_without_gaps(name, out):
     scale, store = find_scale("smoke"), ResultStore.read([out / "smoke"])
     page = (out / "smoke" / f"{name}.md").read_text()
 
@@ -100,7 +100,7 @@ def test_the_levels_of_a_search_are_those_of_the_method_and_its_results_those_of
     }
 
 
-def test_records_in_a_file_tell_the_same_as_the_folders_they_were_made_of(out, tmp_path):
+def test_results_from_a_file_equal_those_from_the_run_folders(out, tmp_path):
     file = tmp_path / "results.jsonl"
     folders = [path.parent for path in (out / "smoke").rglob("result.json")]
     file.write_text("".join(json.dumps(record(folder)) + "\n" for folder in folders))
@@ -139,7 +139,7 @@ def test_every_claim_about_trainings_has_its_runs(out):
 
 
 @pytest.mark.slow
-def test_trainings_side_by_side_come_to_the_same_as_one_after_the_other(out, tmp_path):
+def test_parallel_trainings_have_the_results_of_sequential_ones(out, tmp_path):
     for folder, more in ((out, []), (tmp_path, ["--workers", "2"])):
         assert call(["layers", "--scale", "smoke", "--no-tune", "--out", str(folder), *more]) == 0
 
@@ -147,7 +147,7 @@ def test_trainings_side_by_side_come_to_the_same_as_one_after_the_other(out, tmp
 
 
 @pytest.mark.slow
-def test_tuning_comes_first_and_its_choice_is_used_and_written_down(tmp_path):
+def test_learning_rates_are_tuned_first_and_the_choice_is_used_and_saved(tmp_path):
     assert call(["table6", "--scale", "smoke", "--out", str(tmp_path)]) == 0
     choices = json.loads((tmp_path / "smoke" / "tuning.json").read_text())
     used = {row["method"]: row["lr"] for row in json.loads((tmp_path / "smoke" / "table6.json").read_text())}

@@ -24,9 +24,9 @@ from regrow.train.build import LearningRate, make_model, make_optimizer, make_sc
 
 @given(
     lr=st.floats(1e-6, 10),
-    lr_drops=st.lists(st.floats(0, 1), max_size=4).map(lambda shares: tuple(sorted(shares))),
+    lr_drops=st.lists(st.floats(0, 1), max_size=4).map(lambda drops: tuple(sorted(drops))),
     targets=st.lists(st.text(), max_size=3).map(tuple),
-    every=st.none() | st.integers(1, 1000),
+    every=st.sampled_from(["auto", "paper"]) | st.integers(1, 1000),
     bf16=st.booleans(),
 )
 def test_a_recipe_written_as_toml_is_read_back_as_it_was(tmp_path_factory, **fields):
@@ -38,7 +38,7 @@ def test_a_recipe_written_as_toml_is_read_back_as_it_was(tmp_path_factory, **fie
 
 
 @pytest.mark.parametrize(
-    ("spelt", "written"),
+    ("spelled", "written"),
     [
         ("one-shot", "oneshot"),
         ("OneShot", "oneshot"),
@@ -48,8 +48,8 @@ def test_a_recipe_written_as_toml_is_read_back_as_it_was(tmp_path_factory, **fie
         ("MyOwn", "MyOwn"),
     ],
 )
-def test_all_spellings_of_a_method_give_the_same_recipe(spelt, written):
-    for recipe in (Recipe(method=spelt), Recipe.of({"method": spelt}), Recipe().changed(method=spelt)):
+def test_all_spellings_of_a_method_give_the_same_recipe(spelled, written):
+    for recipe in (Recipe(method=spelled), Recipe.of({"method": spelled}), Recipe().changed(method=spelled)):
         assert recipe.method == written
         assert (recipe.key(), recipe.name()) == (Recipe(method=written).key(), Recipe(method=written).name())
 
@@ -104,7 +104,7 @@ def test_options_that_were_added_later_count_only_when_they_are_set():
     recipe = Recipe()
     fields = {name: value for name, value in vars(recipe).items() if name not in ("norm_decay", "label_smoothing")}
     assert Recipe.of(fields).key() == recipe.key()
-    assert len({recipe.changed(label_smoothing=share).key() for share in (0.0, 0.1, 0.2)}) == 3
+    assert len({recipe.changed(label_smoothing=smoothing).key() for smoothing in (0.0, 0.1, 0.2)}) == 3
     assert recipe.changed(norm_decay=False).key() != recipe.key()
 
 
@@ -127,7 +127,7 @@ def test_weight_decay_can_leave_out_batch_norm():
 
 def test_steps_too_short_to_share_have_one_thread_and_the_runs_are_the_same():
     assert load_recipe("digits").threads == 1
-    same = Recipe(data="digits", model="small", every="auto", ramp_by="step", epochs=30, batch=64, lr=0.1)
+    same = Recipe(data="digits", model="small", ramp_by="step", epochs=30, batch=64, lr=0.1)
     assert load_recipe("digits").key() == same.key()
 
 
@@ -264,3 +264,10 @@ def test_a_recipe_names_its_schedule(monkeypatch):
         RecipeError, match=r"schedule must be one of constant, cubic, late, got 'cubik'\. Did you mean 'cubic'"
     ):
         Recipe(schedule="cubik")
+
+
+@pytest.mark.parametrize("option", ["settle=0.1", "stabilize=true", "every=8", "scope=erk"])
+def test_an_option_that_is_a_field_is_refused_so_that_a_setting_has_one_spelling(option):
+    name = option.partition("=")[0]
+    with pytest.raises(RecipeError, match=f"{name} is a field of recipes: --{name}"):
+        Recipe(options=(option,))

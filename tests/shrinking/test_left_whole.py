@@ -85,7 +85,7 @@ def test_a_border_of_average_pooling_is_named_as_well():
         regrow.shrink(model, X)
 
 
-def test_layers_without_pruned_filters_and_zeros_in_zeros_need_no_warning():
+def test_layers_without_pruned_filters_and_zero_padding_of_zeros_give_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         regrow.shrink(nn.Sequential(Same(3, 16, 2), nn.ReLU(), Same(16, 16, 2)).eval(), X)
@@ -101,7 +101,7 @@ def test_a_warning_about_many_layers_names_three_of_each_reason():
         regrow.shrink(model, X)
 
 
-def test_the_reason_of_a_tracer_is_not_cut_in_mid_word():
+def test_the_error_of_a_tracer_is_not_cut_within_a_word():
     class Model(nn.Module):
         def forward(self, x):
             if isinstance(x, torch.fx.Proxy):

@@ -378,7 +378,7 @@ class Deceptive(nn.Module):
         return self.conv(x) if isinstance(x, Tensor) else x
 
 
-def test_a_model_that_deceives_tracing_is_returned_as_it_was():
+def test_a_model_that_is_traced_wrongly_is_returned_unchanged():
     model = Deceptive().eval()
     with pytest.warns(UserWarning, match="the shrunk model's outputs differ"):
         same = shrink(model, IMAGES)
@@ -439,7 +439,7 @@ def test_an_impossible_rounding_is_refused(round_to):
         shrink(residual_network(), IMAGES, round_to=round_to)
 
 
-def test_an_example_that_does_not_fit_is_answered_by_the_model_itself():
+def test_an_unsuitable_example_raises_the_models_own_error():
     with pytest.raises(RuntimeError, match="expected input"):
         shrink(residual_network(), torch.randn(1, 4, 9, 9))
 

@@ -32,7 +32,7 @@ def test_a_schedule_that_ends_after_the_training_is_an_error(method):
         attached(method, 40, sparsity={"0": 0.5, "*": regrow.Cubic(0.9, end=60)})
 
 
-def test_a_length_that_is_only_likely_makes_it_a_warning():
+def test_a_schedule_that_ends_after_the_likely_length_is_a_warning():
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.warns(UserWarning, match=r"the sparsity of 90\.0% is not reached"):

@@ -113,7 +113,7 @@ def finished():
 
 @pytest.mark.parametrize("data", [SETS, LOADERS, "foreign.data:image_sets", "digits"])
 @pytest.mark.parametrize("model", [MODEL, "small"])
-def test_a_network_and_data_of_ones_own_reach_the_sparsity_and_learn(model, data):
+def test_a_users_network_and_data_reach_the_sparsity_and_learn(model, data):
     recipe = OWN.changed(model=model, data=data, epochs=4, width=4, holdout=100 if data == SETS else 0)
     result = run(recipe, "run", imports=recipe.imports)
     assert result["sparsity"] == pytest.approx(0.9, abs=0.01)
@@ -122,7 +122,7 @@ def test_a_network_and_data_of_ones_own_reach_the_sparsity_and_learn(model, data
 
 
 @pytest.mark.parametrize("data", [SETS, LOADERS])
-def test_a_run_of_ones_own_resumes_to_the_same_bits(data):
+def test_a_run_of_a_users_network_resumes_to_the_same_bits(data):
     recipe = OWN.changed(data=data, epochs=3)
     run(recipe, "whole", imports=recipe.imports)
 
@@ -250,7 +250,7 @@ def test_a_recipe_file_that_the_user_gives_may_name_code():
 
 
 @pytest.mark.slow
-def test_a_sweep_and_several_processes_train_a_network_of_ones_own():
+def test_a_sweep_and_several_processes_train_a_users_network():
     Path("sweep.toml").write_text(
         f'model = "{MODEL}"\ndata = "{SETS}"\nepochs = 1\nevery = "auto"\nramp_by = "step"\n[grid]\nseed = [0, 1]',
         encoding="utf-8",

@@ -223,7 +223,7 @@ def test_a_run_stopped_at_the_end_of_an_epoch_or_in_its_evaluation_resumes_with_
 @pytest.mark.parametrize(
     "fields",
     [
-        *({"method": method, "every": None} for method in METHODS if method != "dpf"),
+        *({"method": method, "every": "paper"} for method in METHODS if method != "dpf"),
         {"bf16": True, "channels_last": True},
         {"optimizer": "adam", "lr": 1e-3},
         {"unit": "filter", "sparsity": 0.3},

@@ -31,7 +31,7 @@ def train_all(recipes, folder):
 
 
 def test_every_method_trains_on_two_processes_and_writes_the_same_files_as_one(tmp_path):
-    recipes = {method: QUICK.changed(method=method, every=None, sparsity=0.75, threads=1) for method in METHODS}
+    recipes = {method: QUICK.changed(method=method, every="paper", sparsity=0.75, threads=1) for method in METHODS}
     run_together(2, train_all, recipes, tmp_path)
     run(QUICK, tmp_path / "alone")
     alone = read_result(tmp_path / "alone")

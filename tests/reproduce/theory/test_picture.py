@@ -19,7 +19,7 @@ def test_dpf_finds_a_better_sparse_model_than_one_shot_pruning():
     assert (drawn.feedback.pruned != 0).sum(1).max() == 1
 
 
-def test_dpf_changes_its_mind_and_then_settles():
+def test_the_mask_of_dpf_changes_once_and_then_stays():
     feedback = picture.draw().feedback
     kept = feedback.pruned.abs().argmax(1)
     assert kept[0] == 0
