@@ -27,12 +27,12 @@ BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 CASTS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def pruned(name: str, sparsity: float, options: dict[str, int]) -> nn.Module:
+def pruned(name: str, sparsity: float, **options: int) -> nn.Module:
     torch.manual_seed(0)
     model = models.build(name, **options).eval()
     weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     magnitudes = torch.cat([weight.detach().abs().flatten() for weight in weights])
-    threshold = magnitudes.kthvalue(int(sparsity * len(magnitudes))).values
+    threshold = magnitudes.kthvalue(max(1, int(sparsity * len(magnitudes)))).values
     with torch.no_grad():
         for weight in weights:
             weight[weight.abs() <= threshold] = 0.0
@@ -112,7 +112,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         for name, options in NETWORKS.items():
             for sparsity in SPARSITIES:
-                model = pruned(name, sparsity, options)
+                model = pruned(name, sparsity, **options)
                 # The first save fills caches that no other contender has to fill.
                 files.save(model, Path(folder, "net.regrow"))
                 rows += [measure(name, model, sparsity, dtype, Path(folder)) for dtype in BYTES]

@@ -7,14 +7,16 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.pages import write_pages  # noqa: E402
-from docs.methods_table import class_list  # noqa: E402
+from docs.methods_table import class_list, options_table, table  # noqa: E402
 from regrow import __version__  # noqa: E402
 from regrow.engine.ops.base import lowerings  # noqa: E402
 
-write_pages(ROOT / "docs" / "_generated")
+GENERATED = ROOT / "docs" / "_generated"
+write_pages(GENERATED)
 names = ", ".join(f"`{name}`" for name in lowerings())
-(ROOT / "docs" / "_generated" / "operations.md").write_text(f"By their names in ATen: {names}.\n")
-(ROOT / "docs" / "_generated" / "method-classes.md").write_text(class_list(), encoding="utf-8")
+(GENERATED / "operations.md").write_text(f"By their names in ATen: {names}.\n")
+for page, content in {"method-classes": class_list, "method-options": options_table, "methods-table": table}.items():
+    (GENERATED / f"{page}.md").write_text(content(), encoding="utf-8")
 
 project = "regrow"
 author = "The regrow developers"

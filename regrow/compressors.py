@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regrow.core.units import in_groups, n_largest
+from regrow.core.units import check_nm, in_groups, n_largest, parse_nm
 
 Compressor = Callable[[Tensor], Tensor]
 
@@ -48,19 +48,20 @@ class Uniform:
 
 @dataclass(frozen=True)
 class NM:
-    """The `n` largest of every `m` neighbors along the input channels (dimension 1), zeros elsewhere."""
+    """The `n` largest of every `m` neighbors along dimension 1, zeros elsewhere.
+
+    Dimension 1 has the input channels, except in transposed convolutions: there, `unit="2:4"` of the pruning methods
+    groups dimension 0.
+    """
 
     n: int
     m: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.n < self.m:
-            raise ValueError(f"n and m must satisfy 0 < n < m, got {self.n}:{self.m}")
+        check_nm(self.n, self.m)
 
     def __call__(self, w: Tensor) -> Tensor:
         """Return w with the smallest of each group set to zero; of equal weights the last are kept."""
-        if w.shape[1] % self.m:
-            raise ValueError(f"{self.n}:{self.m} needs input channels in multiples of {self.m}, got {w.shape[1]}")
         groups = in_groups(w, self.m)
         return torch.where(n_largest(groups, self.n), groups, 0).flatten(-2).movedim(-1, 1)
 
@@ -89,6 +90,8 @@ def parse_compressor(name: str) -> Compressor:
     >>> parse_compressor("4 bits")
     Uniform(bits=4)
     """
+    if nm := parse_nm(name.replace(" ", "")):
+        return NM(*nm)
     number = [int(digits) for digits in re.findall(r"\d+", name)]
     match re.sub(r"\d+", "#", name).replace(" ", ""):
         case "sign":
@@ -97,8 +100,6 @@ def parse_compressor(name: str) -> Compressor:
             return Sign(scaled=False)
         case "#bits":
             return Uniform(*number)
-        case "#:#":
-            return NM(*number)
         case "rank#":
             return LowRank(*number)
     raise ValueError(f"compressor must be a function, or 'sign', 'binary', '4 bits', '2:4' or 'rank 8', got {name!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from dataclasses import replace
@@ -141,7 +140,9 @@ def test_pruning_is_suggested_for_a_dense_network_given_by_name(
 
 
 def test_the_peak_is_a_rate() -> None:
-    assert 0 < load_library().peak() < math.inf
+    # Floats per second, of one core: at most four vectors in each of ten billion cycles, and more than Python does.
+    library = load_library()
+    assert 1e6 * library.lanes < library.peak() < 4 * 1e10 * library.lanes
 
 
 def test_the_peak_grows_with_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:

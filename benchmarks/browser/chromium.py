@@ -104,13 +104,14 @@ class Chromium:
             raise RuntimeError(answer["exceptionDetails"].get("exception", {}).get("description", str(answer)))
         return answer["result"].get("value")
 
-    def wait_for(self, condition: str, seconds: float = 30) -> None:
-        """Wait until an expression is true."""
+    def wait_for(self, condition: str, seconds: float = 30) -> Any:
+        """Wait until an expression is true, and return its value."""
         deadline = time.monotonic() + seconds
-        while not self.evaluate(condition):
+        while not (value := self.evaluate(condition)):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{condition} is not true after {seconds} s; errors: {self.errors}")
             time.sleep(0.02)
+        return value
 
     def box(self, selector: str) -> tuple[float, float, float, float]:
         """Scroll to an element; return its left, top, width and height in the window."""
@@ -140,11 +141,15 @@ class Chromium:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
+    def mouse(self, kind: str, x: float, y: float, **details: Any) -> None:
+        """Send an event of the mouse, such as "mouseMoved" or "mouseWheel"."""
+        self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **details)
+
     def drag(self, points: Sequence[tuple[float, float]]) -> None:
         """Move the mouse along `points` with its button pressed."""
         kinds = ["mousePressed", *["mouseMoved"] * (len(points) - 1), "mouseReleased"]
         for kind, (x, y) in zip(kinds, [*points, points[-1]], strict=True):
-            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+            self.mouse(kind, x, y, button="left", buttons=1, clickCount=1)
 
     def touch(self, points: Sequence[tuple[float, float]]) -> None:
         """Move a finger along `points`."""

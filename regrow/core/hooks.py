@@ -201,6 +201,12 @@ def overflowed(optimizer: Optimizer) -> bool:
     return found is not None and bool(found)
 
 
+def gradient_scale(optimizer: Optimizer) -> float:
+    """Return the factor by which the gradients are too large, if a fused step is to unscale them itself; else 1."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else float(scale)
+
+
 def base_optimizer(optimizer: Any) -> Optimizer:
     """Return the torch optimizer inside wrappers such as Accelerate's, which do not forward hooks."""
     while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
@@ -233,7 +239,7 @@ class DecayAtPruned:
     @torch.no_grad()
     def add_to_gradients(self) -> None:
         """Add λŵ to the gradients and switch the optimizer's own weight decay off."""
-        if getattr(self._optimizer, "grad_scale", None) is not None:
+        if gradient_scale(self._optimizer) != 1:
             raise RuntimeError(
                 "weight_decay_at='pruned' needs unscaled gradients: call scaler.unscale_(optimizer) before the step"
             )

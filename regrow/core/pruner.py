@@ -61,6 +61,10 @@ class Pruner:
     info: ClassVar[MethodInfo]
     takes_sparsity: ClassVar[bool] = True
     """Whether the user chooses the sparsity."""
+    takes_schedule: ClassVar[bool] = True
+    """Whether `sparsity` may be a schedule: a number in a recipe then becomes its ramp."""
+    ends_dense: ClassVar[bool] = False
+    """Whether no weight is pruned at the end of training."""
     prunes_filters: ClassVar[bool] = False
     """Whether the method always prunes whole filters."""
     takes_masks: ClassVar[bool] = False
@@ -469,25 +473,20 @@ class Pruner:
 
     def settings(self) -> dict[str, Any]:
         """Return what must be the same when a run is resumed."""
-        return {
-            "method": type(self).__name__,
-            "schedule": stable_name(self.schedule),
-            **{name: getattr(self, name) for name in self.resume_options},
-            "scope": self.budget.scope,
-            "floor": self.budget.floor,
-        }
+        return {**self._settings_with(self.resume_options), "schedule": stable_name(self.schedule)}
 
     def _shared_settings(self) -> dict[str, Any]:
         """Return what must be the same on all ranks; a method may set some of its options later."""
         return {
-            "method": type(self).__name__,
+            **self._settings_with(name for name in self.resume_options if hasattr(self, name)),
             "sparsity": stable_name(self.schedule),
-            **{name: getattr(self, name) for name in self.resume_options if hasattr(self, name)},
-            "scope": self.budget.scope,
-            "floor": self.budget.floor,
             "step": self.step,
             **{f"target {target.name}": tuple(target.param.shape) for target in self._all_targets},
         }
+
+    def _settings_with(self, names: Iterable[str]) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in names}
+        return {"method": type(self).__name__, **own, "scope": self.budget.scope, "floor": self.budget.floor}
 
     def __repr__(self) -> str:
         # The reached sparsity is counted over all processes: a print in one of them must not wait for the others.
@@ -504,6 +503,8 @@ def warn_if_unfinished(model: object) -> None:
     if not isinstance(model, nn.Module):
         return  # the export raises its own error
     for pruner in Pruner._owners.of(model.parameters()):
+        if pruner.ends_dense:
+            continue
         for pattern, schedule in pruner.schedules.items():
             level, final = pruner.levels[pattern], getattr(schedule, "final", None)
             if final is not None and level < final:

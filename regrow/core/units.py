@@ -124,6 +124,9 @@ class Groups(Units):
     n: int
     m: int
 
+    def __post_init__(self) -> None:
+        check_nm(self.n, self.m)
+
     def usable(self, model: nn.Module, targets: Sequence[Target], *, chosen: bool) -> list[Target]:
         """Return the targets whose input channels can be divided into groups of M."""
         check_rows(targets, f"unit='{self.n}:{self.m}'")
@@ -180,9 +183,23 @@ class Groups(Units):
 
 def in_groups(tensor: Tensor, m: int, *, dim: int = 1) -> Tensor:
     """Return the tensor with `dim` moved to the end and split into groups of `m` neighbors."""
+    if tensor.shape[dim] % m:
+        raise ValueError(f"groups of {m} need input channels in multiples of {m}, got {tensor.shape[dim]}")
     rows = tensor.movedim(dim, -1)
     groups: Tensor = rows.unflatten(-1, (rows.shape[-1] // m, m))
     return groups
+
+
+def parse_nm(text: str) -> tuple[int, int] | None:
+    """Return N and M of a text such as "2:4"; None if it has another form."""
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def check_nm(n: int, m: int) -> None:
+    """Raise unless N:M is a sparsity pattern."""
+    if not 0 < n < m:
+        raise ValueError(f"N:M needs 0 < N < M, such as '2:4', got '{n}:{m}'")
 
 
 def n_largest(groups: Tensor, n: int) -> Tensor:
@@ -201,11 +218,9 @@ def parse_unit(unit: str, criterion: Criterion = "l2", *, channels: bool = False
         return Units()
     if unit == "filter":
         return Filters(criterion, channels)
-    if isinstance(unit, str) and (pattern := re.fullmatch(r"(\d+):(\d+)", unit)):
-        n, m = int(pattern[1]), int(pattern[2])
-        if 0 < n < m:
-            return Groups(n, m)
-    raise ValueError(f"unit must be 'weight', 'filter' or N:M with 0 < N < M such as '2:4', got {unit!r}")
+    if isinstance(unit, str) and (nm := parse_nm(unit)):
+        return Groups(*nm)
+    raise ValueError(f"unit must be 'weight', 'filter' or N:M such as '2:4', got {unit!r}")
 
 
 def check_rows(targets: Iterable[Target], option: str) -> None:

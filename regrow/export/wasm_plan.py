@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from importlib import resources
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regrow.engine.codegen.build import Kernels, joined_source, operation_files
+from regrow.engine.codegen.structs import I32, U32, declaration, enumeration, struct_of
 from regrow.engine.ops.base import kernels as registered_kernels
 from regrow.engine.plan.lower import Plan
 from regrow.engine.plan.tiles import SHAPES, most_sums
@@ -47,7 +49,8 @@ def template_source() -> str:
     own = resources.files("regrow.export").joinpath("templates", "template.c").read_text(encoding="utf-8")
     # Not inlined, so that a module can leave out functions that it does not call.
     engine = joined_source(*operation_files(), attributes="noinline, unused")
-    return "\n".join([f"#define LANES {LANES}", Kernels(tiles).definitions(), engine, own])
+    stored = [enumeration("packing", Packing), declaration(Packed)]
+    return "\n".join([f"#define LANES {LANES}", Kernels(tiles).definitions(), engine, *stored, own])
 
 
 def source_digest() -> str:
@@ -112,18 +115,35 @@ def _weights(op: Any, constants: NDArray[np.uint8], kind: Format) -> Iterator[tu
         yield rows.entries, rows.size, rows.record(kind)
 
 
-_CONV, _LINEAR, _DENSE = range(3)
+class Packing(IntEnum):
+    """In which order the kernel of a layer reads its weights."""
+
+    SPARSE_CONV = 0
+    SPARSE_LINEAR = 1
+    DENSE_LINEAR = 2
+
+
+Packed = struct_of(
+    "packed",
+    {"packing": I32, "bits": I32, "entries": U32, "starts": U32}
+    | dict.fromkeys(("groups", "together", "groups_per_block", "pitch", "taps", "length", "count", "gap_bytes"), I32),
+)
+"""The header of a layer's stored weights; template.c describes the parts that follow it.
+
+`entries` and `starts` are in the constants: where the weights go, and where each group of `together` rows starts.
+`pitch` is the bytes from one input channel to the next, `length` that of a row in which no weight is missing.
+"""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """The weights of a layer, row by row: `struct packed` of template.c.
+    """The weights of a layer, row by row.
 
     `row` is the row of each weight, and `place` its position in the row if no weight were missing, or -1 for zeros that
     pad a row. `channel` is the output channel of each row: rows of one channel share the scale of 8-bit weights.
     """
 
-    packing: int
+    packing: Packing
     entries: int
     size: int
     starts: int
@@ -141,17 +161,12 @@ class _Rows:
     def record(self, kind: Format) -> bytes:
         """Return the bytes that the template's start function reads."""
         scales, stored = self._stored(kind)
-        gaps = b"" if self.packing == _DENSE else self._gaps()
-        header = np.array(
-            [
-                *(self.packing, BITS[kind], self.entries, self.starts),
-                *(self.groups, self.together, self.groups_per_block, self.pitch),
-                *(len(self.taps), self.length, len(self.values), len(gaps)),
-            ],
-            "<u4",
-        )
-        parts = (header, self.taps.astype("<i4"), scales, stored)
-        return b"".join(_padded(part) for part in (*(part.tobytes() for part in parts), gaps))
+        gaps = b"" if self.packing is Packing.DENSE_LINEAR else self._gaps()
+        same = ("packing", "entries", "starts", "groups", "together", "groups_per_block", "pitch", "length")
+        counts = {"bits": BITS[kind], "taps": len(self.taps), "count": len(self.values), "gap_bytes": len(gaps)}
+        header = Packed(**{name: getattr(self, name) for name in same}, **counts)
+        parts = (bytes(header), self.taps.astype("<i4").tobytes(), scales.tobytes(), stored.tobytes(), gaps)
+        return b"".join(map(_padded, parts))
 
     def _stored(self, kind: Format) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the scale of each row (of int8 weights), and the values as they are stored."""
@@ -203,8 +218,8 @@ def _conv_rows(conv: Any, constants: NDArray[np.uint8]) -> _Rows:
     if together > 1:
         channel = constants[conv.order :].view("<i4")[: groups * together].astype(np.int64)
     return _Rows(
-        _CONV, conv.entries, size, conv.starts, groups, together, conv.groups, conv.x.pitch, taps, length, row,
-        place, values, channel,
+        Packing.SPARSE_CONV, conv.entries, size, conv.starts, groups, together, conv.groups, conv.x.pitch, taps,
+        length, row, place, values, channel,
     )  # fmt: skip
 
 
@@ -216,8 +231,8 @@ def _linear_rows(linear: Any, constants: NDArray[np.uint8]) -> _Rows:
     place = entries["offset"].astype(np.int64) // 4
     channel = np.arange(linear.outputs)
     return _Rows(
-        _LINEAR, linear.weights, size, linear.starts, linear.outputs, 1, linear.outputs, 4, np.zeros(1, np.int64),
-        linear.inputs, row, place, entries["value"], channel,
+        Packing.SPARSE_LINEAR, linear.weights, size, linear.starts, linear.outputs, 1, linear.outputs, 4,
+        np.zeros(1, np.int64), linear.inputs, row, place, entries["value"], channel,
     )  # fmt: skip
 
 
@@ -228,8 +243,8 @@ def _dense_rows(linear: Any, constants: NDArray[np.uint8]) -> _Rows:
     values = vectors.transpose(0, 2, 1).reshape(-1, inputs)[: linear.outputs].reshape(-1)
     row, place = np.divmod(np.arange(len(values)), inputs)
     return _Rows(
-        _DENSE, linear.weights, size, 0, linear.outputs, 1, linear.outputs, 4, np.zeros(1, np.int64), inputs, row,
-        place, values, np.arange(linear.outputs),
+        Packing.DENSE_LINEAR, linear.weights, size, 0, linear.outputs, 1, linear.outputs, 4, np.zeros(1, np.int64),
+        inputs, row, place, values, np.arange(linear.outputs),
     )  # fmt: skip
 
 

@@ -11,16 +11,11 @@ dense (`include_last=True` prunes it as they do), and a phase may begin within a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Unpack
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from regrow.core.options import MethodInfo, PrunerOptions
-from regrow.core.schedule import Level
+from regrow.core.options import MethodInfo
 from regrow.methods.phases import Phases
-
-_IMAGENET = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.85)
 
 
 class ACDC(Phases):
@@ -36,22 +31,14 @@ class ACDC(Phases):
         score="magnitude",
         cost="one selection over n, once per sparse phase",
     )
+    switches = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.85)  # for ImageNet
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        sparsity: Level,
-        total_steps: int | None = None,
-        switches: tuple[float, ...] = _IMAGENET,
-        **options: Unpack[PrunerOptions],
-    ) -> None:
-        if len(switches) % 2 == 0:
+    def check_count(self, switches: int) -> None:
+        """Raise unless the number is odd: the last switch begins a sparse phase."""
+        if switches % 2 == 0:
             raise ValueError(
-                f"ACDC ends with a sparse phase: switches must be an odd number of fractions, got {len(switches)}"
+                f"ACDC ends with a sparse phase: switches must be an odd number of fractions, got {switches}"
             )
-        super().__init__(model, optimizer, sparsity=sparsity, total_steps=total_steps, switches=switches, **options)
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the largest weights in a sparse phase, all in a dense one."""

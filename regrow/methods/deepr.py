@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.checks import check_amount, warn
+from regrow.core.hooks import gradient_scale
 from regrow.core.options import MethodInfo
 from regrow.core.schedule import Level
 from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions
@@ -69,8 +70,7 @@ class DeepR(DropAndGrow):
         super().before_update()
         if self._frozen:
             return
-        # Gradients that a fused step is to unscale itself.
-        scale = float(getattr(self.optimizer, "grad_scale", None) or 1.0)
+        scale = gradient_scale(self.optimizer)
         for name, target in self.targets.items():
             self._before[name] = target.local.sign()
             if target.grad is not None:

@@ -15,22 +15,13 @@ from regrow.core.weights import Memory
 class Dense(Pruner):
     """Prunes nothing; targets are chosen as in every method."""
 
-    info = MethodInfo(
-        paper="",
-        when="never",
-        score="none",
-        cost="nothing",
-    )
+    info = MethodInfo(paper="", when="never", score="none", cost="nothing")
     memory = Memory.SOFT  # nothing is masked, so there is nothing to do after a step
     takes_sparsity = False
+    ends_dense = True
     ignores_options = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        **options: Unpack[TargetOptions],
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, **options: Unpack[TargetOptions]) -> None:
         super().__init__(model, optimizer, sparsity=0.0, **options)
 
     def updates_at(self, t: int) -> bool:

@@ -48,6 +48,7 @@ class DropAndGrow(Pruner, ABC):
     """Whether the gradients of a step are kept until connections have moved after it (see `move_by_gradient`)."""
     moves_between_layers: ClassVar[bool] = False
     """Whether connections move between all layers, so that the count of a group of layers changes."""
+    takes_schedule = False
     period = EPOCH
     total_steps: int
     resume_options = (*Pruner.resume_options, "total_steps", "seed")
@@ -153,9 +154,18 @@ class DropAndGrow(Pruner, ABC):
                 local_part(state[key]).masked_fill_(where, 0)
 
 
+class DropFractionOptions(DropAndGrowOptions, total=False):
+    """Options of `DropFraction` that a subclass passes on unchanged."""
+
+    every: int | Literal["auto"]
+    total_steps: int | None
+    drop_fraction: float | None
+
+
 class DropFraction(DropAndGrow, ABC):
     """Moves the fraction `drop_fraction` of each layer's connections, or less as training goes on."""
 
+    drop_fraction: float = 0.3
     resume_options = (*DropAndGrow.resume_options, "drop_fraction")
 
     def __init__(
@@ -166,10 +176,11 @@ class DropFraction(DropAndGrow, ABC):
         sparsity: Level,
         every: int | Literal["auto"] = "auto",
         total_steps: int | None = None,
-        drop_fraction: float = 0.3,
+        drop_fraction: float | None = None,
         **options: Unpack[DropAndGrowOptions],
     ) -> None:
-        self.drop_fraction = check_fraction("drop_fraction", drop_fraction)
+        fraction = self.drop_fraction if drop_fraction is None else drop_fraction
+        self.drop_fraction = check_fraction("drop_fraction", fraction)
         super().__init__(model, optimizer, sparsity=sparsity, every=every, total_steps=total_steps, **options)
 
 

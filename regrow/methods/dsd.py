@@ -11,13 +11,10 @@ ImageNet models) instead of the smallest weights over all layers. Here the last 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Unpack
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from regrow.core.options import MethodInfo, PrunerOptions
-from regrow.core.schedule import Level
+from regrow.core.options import MethodInfo
 from regrow.methods.phases import Phases
 
 
@@ -33,20 +30,13 @@ class DSD(Phases):
         score="magnitude",
         cost="one selection over n, once",
     )
+    ends_dense = True
+    switches = (0.5, 0.75)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        sparsity: Level,
-        total_steps: int | None = None,
-        switches: tuple[float, float] = (0.5, 0.75),
-        **options: Unpack[PrunerOptions],
-    ) -> None:
-        if len(switches) != 2:
-            raise ValueError(f"DSD has one sparse phase: switches must be two fractions, got {len(switches)}")
-        super().__init__(model, optimizer, sparsity=sparsity, total_steps=total_steps, switches=switches, **options)
+    def check_count(self, switches: int) -> None:
+        """Raise unless there are two: the begin and the end of the sparse phase."""
+        if switches != 2:
+            raise ValueError(f"DSD has one sparse phase: switches must be two fractions, got {switches}")
 
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:
         """Keep the largest weights in the sparse phase, all after it."""

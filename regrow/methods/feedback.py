@@ -55,13 +55,7 @@ class Feedback(Pruner):
     ) -> None:
         self.compressor = parse_compressor(compressor) if isinstance(compressor, str) else compressor
         self.compression = stable_name(self.compressor)
-        super().__init__(
-            model,
-            optimizer,
-            sparsity=0.0,
-            weight_decay_at=weight_decay_at,
-            **options,
-        )
+        super().__init__(model, optimizer, sparsity=0.0, weight_decay_at=weight_decay_at, **options)
 
     def updates_at(self, t: int) -> bool:
         """Return False: there is no mask, and every step compresses w."""

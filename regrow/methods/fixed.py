@@ -17,12 +17,7 @@ from regrow.core.state import Masks
 class Fixed(Pruner):
     """Prunes all weights that are not in `masks`, for example the `masks` of another pruner."""
 
-    info = MethodInfo(
-        paper="",
-        when="once, when attached",
-        score="given masks",
-        cost="nothing",
-    )
+    info = MethodInfo(paper="", when="once, when attached", score="given masks", cost="nothing")
     takes_sparsity = False
     takes_masks = True
 

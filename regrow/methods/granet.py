@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Literal, Unpack
+from typing import Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,10 +24,10 @@ from regrow.checks import check_fraction
 from regrow.core.budget import Budget
 from regrow.core.options import MethodInfo, check_constant, required_total
 from regrow.core.schedule import Cubic, Level, Sparsity, check_sparsity, ramped
-from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions, annealed
+from regrow.methods.drop_and_grow import DropFraction, DropFractionOptions, annealed
 
 
-class GraNet(DropAndGrow):
+class GraNet(DropFraction):
     """Prunes `model` gradually and regrows by the gradient; `total_steps` is the length of training.
 
     `scope` sets the densities of the random first mask; after that, one threshold holds for all layers.
@@ -44,7 +44,7 @@ class GraNet(DropAndGrow):
     scope = "erk"
     period = 1000
     grows_by_gradient = True
-    resume_options = (*DropAndGrow.resume_options, "drop_fraction")
+    drop_fraction = 0.5
 
     def __init__(
         self,
@@ -52,23 +52,19 @@ class GraNet(DropAndGrow):
         optimizer: Optimizer,
         *,
         sparsity: Level,
-        every: int | Literal["auto"] = "auto",
-        total_steps: int | None = None,
         initial_sparsity: float = 0.5,
         ramp_end: float = 0.5,
-        drop_fraction: float = 0.5,
-        **options: Unpack[DropAndGrowOptions],
+        **options: Unpack[DropFractionOptions],
     ) -> None:
-        total = required_total(self, total_steps)
+        total = required_total(self, options.get("total_steps"))
         check_constant(self, sparsity, "has its own ramp")
         check_sparsity(initial_sparsity, "initial_sparsity")
         least = min(sparsity.values()) if isinstance(sparsity, Mapping) else sparsity
         if initial_sparsity > least:
             raise ValueError(f"initial_sparsity must be at most the sparsity {least:g}, got {initial_sparsity:g}")
-        self.drop_fraction = check_fraction("drop_fraction", drop_fraction)
         self._end = max(round(check_fraction("ramp_end", ramp_end) * total), 1)
         self._initial = initial_sparsity
-        super().__init__(model, optimizer, sparsity=sparsity, every=every, total_steps=total, **options)
+        super().__init__(model, optimizer, sparsity=sparsity, **options)
 
     def ramp(self, sparsity: Level) -> Sparsity:
         """Return the cubic ramp from `initial_sparsity` to `sparsity`."""

@@ -20,7 +20,9 @@ from regrow.core.schedule import Level
 class Phases(Pruner, ABC):
     """Starts dense and alternates between sparse and dense phases at the fractions `switches` of `total_steps`."""
 
+    switches: tuple[float, ...]
     has_own_schedule = True
+    takes_schedule = False
     total_steps: int
     resume_options = (*Pruner.resume_options, "total_steps", "switches")
 
@@ -30,17 +32,23 @@ class Phases(Pruner, ABC):
         optimizer: Optimizer,
         *,
         sparsity: Level,
-        total_steps: int | None,
-        switches: tuple[float, ...],
+        total_steps: int | None = None,
+        switches: tuple[float, ...] | None = None,
         **options: Unpack[PrunerOptions],
     ) -> None:
         self.total_steps = required_total(self, total_steps)
-        self.switches = tuple(check_fraction("each of the switches", each) for each in switches)
+        given = self.switches if switches is None else switches
+        self.check_count(len(given))
+        self.switches = tuple(check_fraction("each of the switches", each) for each in given)
         if list(self.switches) != sorted(self.switches):
-            raise ValueError(f"switches must be fractions of training in ascending order, got {list(switches)}")
+            raise ValueError(f"switches must be fractions of training in ascending order, got {list(given)}")
         self._turns = [round(each * self.total_steps) for each in self.switches]
         check_constant(self, sparsity, "has phases in place of a ramp")
         super().__init__(model, optimizer, sparsity=sparsity, **options)
+
+    @abstractmethod
+    def check_count(self, switches: int) -> None:
+        """Raise if this is not the number of switches that the method needs."""
 
     @abstractmethod
     def next_masks(self, t: int) -> Iterable[tuple[str, Tensor]]:

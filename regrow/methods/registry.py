@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from regrow.text import did_you_mean, plain
 
@@ -91,10 +91,7 @@ def method_options(method: type[Pruner]) -> dict[str, Any]:
 
 def ramps(method: type[Pruner]) -> bool:
     """Return whether the method's sparsity may change over time."""
-    from regrow.core.schedule import Level
-
-    hints = [get_type_hints(vars(cls)["__init__"]) for cls in method.__mro__[:-1] if "__init__" in vars(cls)]
-    return next((hint["sparsity"] for hint in hints if "sparsity" in hint), None) not in (float, Level)
+    return method.takes_schedule
 
 
 def attach(
@@ -119,18 +116,21 @@ def attach(
     known = method_options(cls)
     sparsity, end = options.get("sparsity"), round(_RAMP * total_steps)
     given = dict(options)
-    if isinstance(sparsity, float | int | Mapping) and ramps(cls) and end:
+    if isinstance(sparsity, float | int | Mapping) and cls.takes_schedule and end:
         given["sparsity"] = ramped(sparsity, lambda final: Cubic(final, end=end))
     if "total_steps" in known and not (likely and "settle" in known and not given.get("settle")):
         given.setdefault("total_steps", total_steps)
     if "every" in known:
         given.setdefault("every", "auto")
     pruner = cls(model, optimizer, **given)
-    if problem := "" if "total_steps" in given else pruner.shortfall(total_steps):
-        if not likely:
-            pruner.detach(dense=True)
-            raise ValueError(problem)
-        warn(problem)
+    if "total_steps" not in given:  # methods that know the length of training check it themselves
+        if problem := pruner.shortfall(total_steps):
+            if not likely:
+                pruner.detach(dense=True)
+                raise ValueError(problem)
+            warn(problem)
+        else:
+            pruner.warn_if_idle(total_steps)
     return pruner
 
 

@@ -41,6 +41,7 @@ class SNIP(Pruner):
         score="gradient x weight on one batch",
         cost="one batch and one selection over n, once",
     )
+    takes_schedule = False
     criterion = "l1"  # a filter's score is the sum of its weights' scores
 
     def __init__(

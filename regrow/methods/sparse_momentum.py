@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal, Unpack
+from typing import Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regrow.checks import check_fraction
 from regrow.core.budget import split_exactly, sum_by_rows
 from regrow.core.distributed import local_part
 from regrow.core.options import MethodInfo
-from regrow.methods.drop_and_grow import DropAndGrow, DropAndGrowOptions, annealed
+from regrow.methods.drop_and_grow import DropFraction, DropFractionOptions, annealed
 
 
-class SparseMomentum(DropAndGrow):
+class SparseMomentum(DropFraction):
     """Moves connections of `model` to where the momentum is largest; `total_steps` is the length of training."""
 
     info = MethodInfo(
@@ -34,7 +33,7 @@ class SparseMomentum(DropAndGrow):
     )
     include_last = True
     moves_between_layers = True
-    resume_options = (*DropAndGrow.resume_options, "drop_fraction")
+    drop_fraction = 0.5
 
     def __init__(
         self,
@@ -42,19 +41,15 @@ class SparseMomentum(DropAndGrow):
         optimizer: Optimizer,
         *,
         sparsity: float,
-        every: int | Literal["auto"] = "auto",
-        total_steps: int | None = None,
-        drop_fraction: float = 0.5,
-        **options: Unpack[DropAndGrowOptions],
+        **options: Unpack[DropFractionOptions],
     ) -> None:
-        self.drop_fraction = check_fraction("drop_fraction", drop_fraction)
         groups = getattr(optimizer, "param_groups", [{"momentum": 1}])  # other objects are rejected below
         if not any(group.get("momentum") or group.get("betas", [0])[0] for group in groups):
             raise ValueError(
                 f"SparseMomentum grows where momentum is largest, and this {type(optimizer).__name__} has none: "
                 "use SGD with momentum=0.9, or Adam"
             )
-        super().__init__(model, optimizer, sparsity=sparsity, every=every, total_steps=total_steps, **options)
+        super().__init__(model, optimizer, sparsity=sparsity, **options)
 
     def drop_and_grow(self, t: int) -> Iterator[tuple[str, Tensor]]:
         """Drop the smallest weights of each layer, split the free places by mean |momentum|, grow at the largest."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regrow.checks import check_amount
-from regrow.core.hooks import WeightDecayAt
+from regrow.core.hooks import WeightDecayAt, gradient_scale
 from regrow.core.options import MethodInfo, TargetOptions
 from regrow.core.pruner import Pruner
 from regrow.core.units import Groups, parse_unit
@@ -76,8 +76,7 @@ class SRSTE(Pruner):
         super().before_update()
         if self._frozen:
             return
-        scale = getattr(self.optimizer, "grad_scale", None)  # of gradients that a fused step is to unscale itself
-        strength = self.lambda_w if scale is None else self.lambda_w * float(scale)
+        strength = self.lambda_w * gradient_scale(self.optimizer)
         for name, target in self.targets.items():
             if target.grad is not None:
                 pruned = self.weights[name].to(target.grad).masked_fill(self.masks[name], 0)

@@ -29,6 +29,7 @@ class Static(Pruner):
         score="random",
         cost="one draw and one selection per layer, once",
     )
+    takes_schedule = False
     resume_options = (*Pruner.resume_options, "seed")
 
     def __init__(
@@ -42,13 +43,7 @@ class Static(Pruner):
         **options: Unpack[TargetOptions],
     ) -> None:
         self.seed = seed
-        super().__init__(
-            model,
-            optimizer,
-            sparsity=check_constant(self, sparsity),
-            scope=scope,
-            **options,
-        )
+        super().__init__(model, optimizer, sparsity=check_constant(self, sparsity), scope=scope, **options)
 
     def updates_at(self, t: int) -> bool:
         """Return whether this is the start."""

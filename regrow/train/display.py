@@ -136,11 +136,15 @@ def result_table(result: dict[str, Any]) -> Table:
 def _shortfall(result: dict[str, Any]) -> str:
     """Return a note if training was too short to reach the target sparsity.
 
-    Only for methods that ramp up the sparsity and prune single weights: filters and N:M groups are counted differently.
+    Only where single weights are pruned: filters and N:M groups are counted differently.
     """
+    from regrow.methods.registry import built_in_name, find_method
+
     recipe = Recipe.of(result["recipe"])
-    exact = recipe.method in ("dpf", "incremental") and recipe.unit in (None, "weight")
+    exact = recipe.takes_sparsity and not recipe.prunes_filters and recipe.unit in (None, "weight")
     if not exact or isinstance(recipe.sparsity, str) or result["sparsity"] > recipe.sparsity - 0.001:
+        return ""
+    if (method := built_in_name(recipe.method)) is None or find_method(method).ends_dense:
         return ""
     return f"; the target is {recipe.sparsity_title}: train longer, or lower --every"
 
@@ -161,7 +165,7 @@ def _facts(heading: str) -> Table:
 
 
 def _sparsity(recipe: Recipe) -> str:
-    from regrow.methods.registry import find_method, method_options, ramps
+    from regrow.methods.registry import find_method, method_options
 
     pruned = f"{recipe.sparsity_title} of the {'filters' if recipe.prunes_filters else 'weights'}"
     if not recipe.epochs:
@@ -171,7 +175,7 @@ def _sparsity(recipe: Recipe) -> str:
         return f"{pruned}, in one step after {recipe.epochs} epochs"
     if method.has_own_schedule:
         return f"{pruned}, on the method's own schedule"
-    end = recipe.ramp_fraction * recipe.epochs if ramps(method) else 0
+    end = recipe.ramp_fraction * recipe.epochs if method.takes_schedule else 0
     return f"{pruned}, " + (f"reached after {end:.4g} epochs" if end else "from the first step")
 
 

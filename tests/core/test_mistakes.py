@@ -137,6 +137,17 @@ MISTAKES = {
 }
 
 
+def test_a_method_that_ends_dense_is_never_short_of_its_sparsity(tmp_path):
+    model, optimizer = parts()
+    pruner = regrow.DSD(model, optimizer, sparsity=0.5, total_steps=4)
+    for _ in range(4):
+        step(model, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        regrow.save(model, tmp_path / "model.regrow")
+    assert pruner.sparsity == 0
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_raises_an_error_that_names_it(mistake, tmp_path):
     call, message = MISTAKES[mistake]

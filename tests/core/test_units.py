@@ -86,7 +86,7 @@ def test_groups_that_lose_least_are_converted_first():
         ),
         ({"unit": "2:4", "sparsity": regrow.Cubic(0.75, end=9)}, "sparsity must be 0.5 or a ramp to it, got 0.75"),
         ({"unit": "2:4", "sparsity": lambda t: 0.6}, "prunes at most 0.5, the schedule requests 0.6"),
-        ({"unit": "4:4", "sparsity": 0.0}, "N:M with 0 < N < M such as '2:4', got '4:4'"),
+        ({"unit": "4:4", "sparsity": 0.0}, "N:M needs 0 < N < M, such as '2:4', got '4:4'"),
         ({"unit": "channel", "sparsity": 0.5}, "got 'channel'"),
         (
             {"unit": "2:4", "sparsity": 0.5, "targets": "0"},

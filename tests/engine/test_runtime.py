@@ -17,6 +17,7 @@ from torch import nn
 
 import regrow
 from regrow.engine.codegen.build import Kernels, load_library
+from regrow.engine.codegen.structs import ChannelSplit, ThreadMode
 from regrow.engine.compiler import native_runner
 from regrow.engine.frontend.fuse import fuse
 from regrow.engine.frontend.torch_export import capture
@@ -24,8 +25,8 @@ from regrow.engine.ops.base import kind_of
 from regrow.engine.ops.conv import conv_steps
 from regrow.engine.plan.lower import lower
 from regrow.engine.plan.schedule import schedule
-from regrow.engine.plan.tiles import ChannelSplit, candidates, problem_of
-from regrow.engine.runtime.session import NativeRunner, ThreadMode
+from regrow.engine.plan.tiles import candidates, problem_of
+from regrow.engine.runtime.session import NativeRunner
 from regrow.models import build
 from tests.engine.networks import sparsify
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regrow.engine.codegen.build import load_library, specialized_library
 from regrow.engine.codegen.specialize import specialize
+from regrow.engine.codegen.structs import ThreadMode
 from regrow.engine.compiler import steps_of
 from regrow.engine.frontend import fuse as fusing
 from regrow.engine.frontend.fuse import fuse, join_shortcuts
@@ -22,7 +23,7 @@ from regrow.engine.ops.conv import Conv, ConvStep
 from regrow.engine.plan import split
 from regrow.engine.plan.lower import lower
 from regrow.engine.runtime.model import TorchRunner
-from regrow.engine.runtime.session import NativeRunner, ThreadMode
+from regrow.engine.runtime.session import NativeRunner
 from tests.engine.networks import sparsify
 from tests.engine.test_engine import LANES, check, relative_error
 

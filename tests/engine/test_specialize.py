@@ -14,6 +14,7 @@ import regrow
 from regrow.engine import compiler
 from regrow.engine.codegen.build import Kernels, NoCompilerError, load_library, specialized_library
 from regrow.engine.codegen.specialize import separate_halos, specialize
+from regrow.engine.codegen.structs import ThreadMode
 from regrow.engine.frontend.fuse import fuse
 from regrow.engine.frontend.torch_export import capture
 from regrow.engine.ops.base import kind_of
@@ -22,7 +23,7 @@ from regrow.engine.plan import split
 from regrow.engine.plan.lower import Plan, lower
 from regrow.engine.plan.schedule import schedule
 from regrow.engine.plan.tiles import candidates, problem_of, region_of
-from regrow.engine.runtime.session import NativeRunner, ThreadMode
+from regrow.engine.runtime.session import NativeRunner
 from regrow.models import build
 from tests.engine.networks import networks, sparsify
 

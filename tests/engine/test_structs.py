@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import regrow
 from regrow.engine.codegen.build import source_files
-from regrow.engine.codegen.structs import ENTRIES, SHARED, op_struct, side_struct
+from regrow.engine.codegen.structs import ENTRIES, FOUR, SHARED, op_struct, side_struct
 from regrow.engine.ops.base import structures
 
 COMPILERS = [compiler for compiler in ("gcc", "clang") if shutil.which(compiler)]
@@ -29,6 +30,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("lanes", "bits"), [(4, 32), (8, 16), (16, 8)])
 def test_every_field_has_the_same_offset_and_size_in_c(lanes: int, bits: int, sources: Path, tmp_path: Path) -> None:
     described = [*SHARED, *structures(), side_struct(lanes), ENTRIES[bits], op_struct(structures())]
+    described += [FOUR] if bits == 32 else []
     lines, expected = [], []
     for structure in described:
         name = structure.__name__
@@ -55,6 +57,17 @@ def test_every_c_file_compiles_on_its_own(compiler: str, sources: Path) -> None:
         command += ["-Wno-pragma-once-outside-header"] if compiler == "clang" else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{file.name}: {done.stderr}"
+
+
+@pytest.mark.skipif(shutil.which("clang-format") is None, reason="needs clang-format")
+def test_every_c_file_is_formatted() -> None:
+    folder = Path(regrow.__file__).parent
+    files = [str(file) for file in sorted(folder.rglob("*.[ch]"))]
+    assert str(folder / "export" / "templates" / "template.c") in files
+    done = subprocess.run(
+        ["clang-format", "--dry-run", "-Werror", *files], capture_output=True, text=True, check=False, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_kernels_need_no_mathematical_library() -> None:

@@ -13,13 +13,13 @@ from torch import nn
 
 from regrow.engine.codegen.build import load_library
 from regrow.engine.codegen.specialize import specialize
+from regrow.engine.codegen.structs import ThreadMode
 from regrow.engine.frontend.fuse import fuse
 from regrow.engine.frontend.graph import Graph
 from regrow.engine.frontend.torch_export import capture
 from regrow.engine.plan.lower import Plan, lower
 from regrow.engine.plan.schedule import schedule
 from regrow.engine.plan.split import slice_schedule
-from regrow.engine.runtime.session import ThreadMode
 from regrow.models import build
 from tests.engine.networks import sparsify
 

@@ -8,7 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from regrow.engine.plan.tiles import ChannelSplit, Tile, TileProblem
+from regrow.engine.codegen.structs import ChannelSplit
+from regrow.engine.plan.tiles import Tile, TileProblem
 
 
 def problem(rows: int, cols: int, threads: int) -> TileProblem:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.pack import pruned
 from regrow import export
-from tests.files.sparse_models import pruned
 
 
 def run(path: Path, *inputs: torch.Tensor) -> np.ndarray:

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save as save_safetensors
 
+from benchmarks.pack import pruned
 from regrow import files
 from regrow.files.model_file import FormatError, save_model
 from regrow.files.packed import seal
-from tests.files.sparse_models import pruned
 
 MEBIBYTE = 1 << 20
 START = 12

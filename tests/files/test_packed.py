@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from benchmarks.pack import pruned
 from regrow import files, models
 from regrow.files.model_file import load_model, save_model, skeleton
 from regrow.files.streams import digest_of, known_of
 from regrow.models import Architecture
-from tests.files.sparse_models import pruned
 
 DTYPES = ("fp32", "fp16", "bf16", "int8")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

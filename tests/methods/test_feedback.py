@@ -168,13 +168,13 @@ def test_unsupported_arguments_raise_errors():
     optimizer = TRAINING.optimizer(model)
     with pytest.raises(ValueError, match=r"must return a tensor of shape \(4, 2, 3, 3\), got \(\)"):
         regrow.Feedback(model, optimizer, compressor=torch.mean)
-    with pytest.raises(ValueError, match="1:4 needs input channels in multiples of 4, got 2"):
+    with pytest.raises(ValueError, match="groups of 4 need input channels in multiples of 4, got 2"):
         regrow.Feedback(model, optimizer, compressor=compressors.NM(1, 4))
     with pytest.raises(ValueError, match="'4 bits', '2:4' or 'rank 8', got 'ternary'"):
         regrow.Feedback(model, optimizer, compressor="ternary")
     for make, message in (
         (lambda: compressors.Uniform(1), "bits"),
-        (lambda: compressors.NM(4, 4), "0 < n < m"),
+        (lambda: compressors.NM(4, 4), "0 < N < M"),
     ):
         with pytest.raises(ValueError, match=message):
             make()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import regrow
-from regrow.methods.registry import METHODS, find_method, method_names, method_options
+from regrow.methods.registry import METHODS, attach, find_method, method_names, method_options
 from tests.methods import every_method
 from tests.methods.networks import Training, steps
 
@@ -52,6 +52,12 @@ def test_options_are_those_that_the_class_takes():
     assert method_options(regrow.RigL)["scope"] == "erk"
     assert "unit" not in method_options(regrow.RigL)
     assert "every" not in method_options(regrow.OneShot)
+
+
+def test_a_framework_warns_if_its_training_has_no_mask_update():
+    model = TRAINING.model()
+    with pytest.warns(UserWarning, match=r"SRSTE makes no mask update in this training \(steps: 9, every=10\)"):
+        attach("srste", model, TRAINING.optimizer(model), 9, {"every": 10}).detach()
 
 
 def test_the_example_in_the_docs_runs_and_is_known_by_name():

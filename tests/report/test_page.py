@@ -10,13 +10,17 @@ from html.parser import HTMLParser
 
 import pytest
 
+from benchmarks.browser import chromium
+from benchmarks.browser.chromium import Chromium
 from regrow.report import Published, write_report
 from regrow.report.published import in_the_paper
 from regrow.runs.recipe import Recipe
-from tests.report.browser import Browser, missing
 
 pytest.importorskip("altair", reason='reports need pip install "regrow[report]"')
 pytest.importorskip("vl_convert", reason='reports need pip install "regrow[report]"')
+
+
+NEEDS_CHROMIUM = pytest.mark.skipif(chromium.find() is None, reason="needs Chromium (Debian's package chromium)")
 
 
 class Outline(HTMLParser):
@@ -175,58 +179,59 @@ def test_a_folder_without_runs_is_explained_in_one_line(tmp_path):
 
 
 INK = """
-return [...document.querySelectorAll('.chart')].map(chart => {
+[...document.querySelectorAll('.chart')].map(chart => {
     const marks = [...chart.querySelectorAll('svg .mark-line path, svg .mark-rect path, svg .mark-symbol path')];
     const box = chart.querySelector('svg').getBoundingClientRect();
     return [chart.id, marks.filter(mark => mark.getAttribute('d')).length, box.width, box.height];
-});
+})
 """
+DRAWN = "document.documentElement.dataset.drawn"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
-def test_a_browser_draws_every_figure_without_errors(page, tmp_path):
-    with Browser(tmp_path) as browser:
-        for look in ({"width": 1280}, {"width": 1280, "dark": True}, {"width": 390, "phone": True}):
-            browser.look(**look)
-            browser.open(page)
-            browser.wait_for("document.documentElement.dataset.drawn")
+@NEEDS_CHROMIUM
+def test_a_browser_draws_every_figure_without_errors(page):
+    with Chromium() as browser:
+        for look in ({"width": 1280}, {"width": 1280, "dark": True}, {"width": 390, "touch": True}):
+            browser.screen(**look, height=900)
+            browser.open(page.as_uri())
+            browser.wait_for(DRAWN, 120)
             drawn = browser.evaluate(INK)
             assert len(drawn) == 11
             for name, marks, width, height in drawn:
                 assert marks > 0, f"{name} is empty"
                 assert width > 250, name
                 assert height > 60, name
-            assert browser.evaluate("return document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
-            background = browser.evaluate("return getComputedStyle(document.documentElement).backgroundColor")
+            assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+            background = browser.evaluate("getComputedStyle(document.documentElement).backgroundColor")
             assert background == ("rgb(15, 18, 22)" if look.get("dark") else "rgb(245, 246, 248)")
-        assert browser.messages() == []
+        assert browser.errors == []
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
-def test_the_controls_of_the_page_change_its_figures(page, tmp_path):
-    lines = "return document.querySelectorAll('figure.accuracy .mark-line path[d]').length"
-    with Browser(tmp_path) as browser:
-        browser.look(width=1280)
-        browser.open(page)
-        browser.wait_for("document.documentElement.dataset.drawn")
-        shown = browser.evaluate("return [...document.querySelectorAll('input[name=shown]')].map(box => box.value)")
+@NEEDS_CHROMIUM
+def test_the_controls_of_the_page_change_its_figures(page):
+    lines = "document.querySelectorAll('figure.accuracy .mark-line path[d]').length"
+    with Chromium() as browser:
+        browser.screen(1280, 900)
+        browser.open(page.as_uri())
+        browser.wait_for(DRAWN, 120)
+        shown = browser.evaluate("[...document.querySelectorAll('input[name=shown]')].map(box => box.value)")
         assert set(shown) == {"Dense", "DPF", "DPF + FT", "OneShot"}
-        assert browser.evaluate("return document.querySelector('select[name=level]').value") == "0.9"
+        assert browser.evaluate("document.querySelector('select[name=level]').value") == "0.9"
         assert browser.evaluate(lines) == 3, "dense, DPF and one-shot"
         browser.evaluate("document.querySelector('input[value=Dense]').click()")
-        browser.wait_for(f"(() => {{ {lines} }})() === 2")
+        browser.wait_for(f"{lines} === 2")
         level = "const level = document.querySelector('select[name=level]'); level.value = '0.5';"
         browser.evaluate(level + "level.dispatchEvent(new Event('change', {bubbles: true}))")
-        browser.wait_for("document.querySelectorAll('figure.accuracy .mark-line path[d]').length === 2")
+        browser.wait_for(f"{lines} === 2")
         browser.evaluate("document.querySelector('button[data-all=true]').click()")
-        browser.wait_for("document.querySelectorAll('figure.accuracy .mark-line path[d]').length === 3")
-        browser.look(width=1280, dark=True)
+        browser.wait_for(f"{lines} === 3")
+        browser.screen(1280, 900, dark=True)
         browser.wait_for("document.querySelector('figure.accuracy svg .background').getAttribute('fill') !== '#ffffff'")
-        browser.wait_for("document.documentElement.dataset.drawn")
+        browser.wait_for(DRAWN, 120)
         assert browser.evaluate(lines) == 3, "the choice survives a change of the mode"
-        assert browser.messages() == []
+        assert browser.errors == []
 
 
 def test_the_page_opens_with_a_sentence_and_three_numbers(page, outline):
@@ -247,23 +252,23 @@ def test_recipes_are_shown_without_their_defaults(outline):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
-def test_the_x_axis_of_the_trade_off_can_be_chosen(page, tmp_path):
+@NEEDS_CHROMIUM
+def test_the_x_axis_of_the_trade_off_can_be_chosen(page):
     titles = "[...document.querySelectorAll('.tradeoff .role-axis-title text')].map(text => text.textContent).join()"
-    with Browser(tmp_path) as browser:
-        browser.look(width=390, phone=True)
-        browser.open(page)
-        browser.wait_for("document.documentElement.dataset.drawn")
-        assert "pruned of the targeted weights" in browser.evaluate(f"return {titles}")
+    with Chromium() as browser:
+        browser.screen(390, 900, touch=True)
+        browser.open(page.as_uri())
+        browser.wait_for(DRAWN, 120)
+        assert "pruned of the targeted weights" in browser.evaluate(titles)
         choose = "const axis = document.querySelector('select[name=figure]'); axis.selectedIndex = 1;"
         browser.evaluate(choose + "axis.dispatchEvent(new Event('change', {bubbles: true}))")
         browser.wait_for(f"{titles}.includes('parameters left')")
-        assert browser.evaluate("return document.querySelectorAll('.tradeoff .mark-text text').length") >= 3
+        assert browser.evaluate("document.querySelectorAll('.tradeoff .mark-text text').length") >= 3
         controls = "document.querySelector('.controls')"
-        assert browser.evaluate(f"return getComputedStyle({controls}).position") == "sticky"
-        assert browser.evaluate(f"return {controls}.clientHeight") < 60, "the legend is one row"
-        assert browser.evaluate("return document.querySelector('.scroll').classList.contains('overflows')")
-        assert browser.messages() == []
+        assert browser.evaluate(f"getComputedStyle({controls}).position") == "sticky"
+        assert browser.evaluate(f"{controls}.clientHeight") < 60, "the legend is one row"
+        assert browser.evaluate("document.querySelector('.scroll').classList.contains('overflows')")
+        assert browser.errors == []
 
 
 def test_the_page_holds_the_data_once_and_in_a_form_that_ends_no_script(page):
@@ -274,36 +279,33 @@ def test_the_page_holds_the_data_once_and_in_a_form_that_ends_no_script(page):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
-def test_figures_react_to_the_mouse_and_the_wheel_scrolls_the_page(page, tmp_path):
+@NEEDS_CHROMIUM
+def test_figures_react_to_the_mouse_and_the_wheel_scrolls_the_page(page):
     texts = "[...document.querySelectorAll('figure.accuracy .role-axis-label text')].map(text => text.textContent)"
     labels = f"{texts}.sort().join()"
     tooltip = "(document.querySelector('#vg-tooltip-element.visible') || {}).innerText"
-    with Browser(tmp_path) as browser:
-        browser.look(width=1280)
-        browser.open(page)
-        browser.wait_for("document.documentElement.dataset.drawn")
+    with Chromium() as browser:
+        browser.screen(1280, 900)
+        browser.open(page.as_uri())
+        browser.wait_for(DRAWN, 120)
         browser.evaluate("document.documentElement.style.scrollBehavior = 'auto'")
-        left, top, width, height = browser.evaluate(
-            "const chart = document.querySelector('figure.accuracy .chart'); chart.scrollIntoView({block: 'center'});"
-            "const box = chart.getBoundingClientRect(); return [box.left, box.top, box.width, box.height]"
-        )
+        left, top, width, height = browser.box("figure.accuracy .chart")
         at = {"x": left + 0.6 * width, "y": top + 0.5 * height}
-        browser.devtools("Input.dispatchMouseEvent", type="mouseMoved", **at)
+        browser.mouse("mouseMoved", **at)
         said = browser.wait_for(tooltip)
         assert re.search(r"DPF|Dense|OneShot", said)
         assert "epoch" in said
-        before = browser.evaluate(f"return {labels}")
-        scrolled = browser.evaluate("return scrollY")
-        browser.devtools("Input.dispatchMouseEvent", type="mouseWheel", deltaX=0, deltaY=120, **at)
+        before = browser.evaluate(labels)
+        scrolled = browser.evaluate("scrollY")
+        browser.mouse("mouseWheel", deltaX=0, deltaY=120, **at)
         browser.wait_for(f"scrollY > {scrolled}")
-        assert browser.evaluate(f"return {labels}") == before, "the wheel alone scrolls"
+        assert browser.evaluate(labels) == before, "the wheel alone scrolls"
         browser.evaluate(f"scrollTo(0, {scrolled})")
         for _ in range(4):
-            browser.devtools("Input.dispatchMouseEvent", type="mouseWheel", deltaX=0, deltaY=-240, modifiers=2, **at)
+            browser.mouse("mouseWheel", deltaX=0, deltaY=-240, modifiers=2, **at)
         browser.wait_for(f"{labels} !== {json.dumps(before)}")
         for clicks in (1, 2):
             for kind in ("mousePressed", "mouseReleased"):
-                browser.devtools("Input.dispatchMouseEvent", type=kind, button="left", clickCount=clicks, **at)
+                browser.mouse(kind, button="left", clickCount=clicks, **at)
         browser.wait_for(f"{labels} === {json.dumps(before)}")
-        assert browser.messages() == []
+        assert browser.errors == []

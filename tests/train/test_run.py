@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from regrow.core.units import parse_unit
 from regrow.methods import registry
+from regrow.methods.registry import find_method, method_options
 from regrow.runs.folder import RunFolderError, read_metrics, read_recipe, read_result
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.train.events import EpochEnded, Finished, Started, Tracker
@@ -18,10 +20,22 @@ from regrow.train.run import run
 
 QUICK = Recipe(data="digits", model="small", width=4, epochs=3, batch=256, threads=1)
 
-METHODS = tuple(method for method in registry.METHODS if method not in ("fixed", "feedback"))
-"""All methods but those whose recipes must name more: masks or a compressor."""
-ENDS = {"dense": 0, "dsd": 0, "srste": 0.5}
-"""The sparsity that a method ends with, where it is not the one that was requested."""
+
+def needs_only_a_sparsity(method):
+    """Return whether a recipe need not name more, such as masks or a compressor."""
+    required = {name for name, default in method_options(find_method(method)).items() if default is ...}
+    return required <= {"sparsity"} and not find_method(method).takes_masks
+
+
+METHODS = tuple(filter(needs_only_a_sparsity, registry.METHODS))
+
+
+def final_sparsity(method, requested):
+    """Return the sparsity that a method ends with: of those that are not told, it is that of their unit."""
+    cls = find_method(method)
+    if cls.ends_dense:
+        return 0
+    return requested if cls.takes_sparsity else parse_unit(method_options(cls)["unit"]).sparsity
 
 
 def test_a_run_leaves_recipe_environment_metrics_model_and_result(tmp_path):
@@ -63,7 +77,7 @@ def test_one_shot_prunes_after_the_last_step_of_training_and_is_then_fine_tuned(
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_ends_at_the_requested_sparsity(tmp_path, method):
     result = run(QUICK.changed(method=method, sparsity=0.75, epochs=2, batch=64), tmp_path / "run")
-    assert result["sparsity"] == pytest.approx(ENDS.get(method, 0.75), abs=5e-3)
+    assert result["sparsity"] == pytest.approx(final_sparsity(method, 0.75), abs=5e-3)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from regrow.train import checkpoint
 from regrow.train.distributed import joined
 from regrow.train.run import run
 from tests.train.processes import RECIPE, outcome, wait_for
-from tests.train.test_run import ENDS, METHODS
+from tests.train.test_run import METHODS, final_sparsity
 from tests.train.test_together import asking, stop_in_between, train_all
 from tests.train.together import run_together, start_together
 
@@ -81,7 +81,7 @@ def test_every_method_trains_sharded(tmp_path):
     run_together(2, train_all, recipes, tmp_path)
     for method in METHODS:
         result = read_result(tmp_path / method)
-        assert result["sparsity"] == pytest.approx(ENDS.get(method, 0.75), abs=5e-3)
+        assert result["sparsity"] == pytest.approx(final_sparsity(method, 0.75), abs=5e-3)
 
 
 def train_and_save_often(recipe, folder):

@@ -18,7 +18,7 @@ from regrow.train.distributed import joined
 from regrow.train.events import Stepped
 from regrow.train.run import run
 from tests.train.processes import RECIPE, outcome, stop_at_first_checkpoint, train, wait_for
-from tests.train.test_run import ENDS, METHODS
+from tests.train.test_run import METHODS, final_sparsity
 from tests.train.together import run_together, start_together
 
 QUICK = RECIPE.changed(epochs=2)
@@ -39,7 +39,7 @@ def test_every_method_trains_on_two_processes_and_writes_the_same_files_as_one(t
         result = read_result(tmp_path / method)
         assert list(result) == list(alone)
         assert (result["processes"], alone["processes"]) == (2, 1)
-        assert result["sparsity"] == pytest.approx(ENDS.get(method, 0.75), abs=5e-3)
+        assert result["sparsity"] == pytest.approx(final_sparsity(method, 0.75), abs=5e-3)
         assert [list(record) for record in read_metrics(tmp_path / method)] == [
             list(record) for record in read_metrics(tmp_path / "alone")
         ]

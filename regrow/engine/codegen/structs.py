@@ -1,4 +1,4 @@
-"""Describes each struct once, and generates the ctypes class, the declaration in plan.h and C initializers from it.
+"""Describes each struct and enum once, and generates the ctypes class, the declaration in plan.h and C initializers.
 
 A description maps field names to field types. Operations describe theirs in `regrow.engine.ops`; structs that
 belong to no single operation are here.
@@ -10,11 +10,41 @@ import ctypes
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from typing import Any
 
 ABSENT, INPUT, OUTPUT = -1, -2, -3
 """Offsets of operands that are not in the arena: none, the caller's input, the caller's output."""
+
+AT_ONCE = 4
+"""Number of fp32 weights that the kernels read at once."""
+
+
+class ThreadMode(IntEnum):
+    """What threads split: batches only, also the layers of images that are left over, or the rows of every image."""
+
+    PER_IMAGE = 0
+    PER_LAYER = 1
+    PER_ROWS = 2
+
+
+class ChannelSplit(IntEnum):
+    """Which tiles have their channels split among threads: none, the remainder of an even division, or all."""
+
+    NO_TILES = 0
+    FEW_TILES = 1
+    ALL_TILES = 2
+
+
+class Shift(IntEnum):
+    """Position of the neighbor that a halo is filled from, if there are two rows of four regions."""
+
+    ANY_SHIFT = 0
+    ABOVE = 1
+    BELOW = 2
+    LEFT = 3
+    RIGHT = 4
 
 
 @dataclass(frozen=True)
@@ -39,6 +69,11 @@ OFFSET = FieldType("int64_t {}", ctypes.c_int64)  # not I64: code that sets offs
 def pointer(declaration: str) -> FieldType:
     """A pointer, declared like `const float *{}`."""
     return FieldType(declaration, ctypes.c_void_p)
+
+
+def array(kind: FieldType, count: int) -> FieldType:
+    """A field with `count` values of a type."""
+    return FieldType(f"{kind.c}[{count}]", kind.python * count)
 
 
 def struct_of(name: str, fields: Fields, *, packed: bool = False) -> type[ctypes.Structure]:
@@ -120,6 +155,9 @@ ENTRIES = {
 By WEIGHT_BITS. The offset is in bytes for 32 bits, else in vectors (for features: in floats).
 """
 
+FOUR = struct_of("four", {"offset": array(U32, AT_ONCE), "value": array(F32, AT_ONCE)})
+"""Four fp32 weights of a channel, read together in fewer loads; a group stores those of its channels in turn."""
+
 SHARED = (Planes, Activate, HaloRows, Exchange, RunArgs)
 
 
@@ -131,8 +169,8 @@ def side_struct(lanes: int) -> type[ctypes.Structure]:
     lane that each lane is filled from, `mask` is zero where the neighbor is outside the image.
     """
     vector = FieldType("ivec {}", ctypes.c_int32 * lanes)
-    unused = FieldType("int32_t {}[11]", ctypes.c_int32 * 11)  # vectors are aligned to at most 64 bytes
     numbers = dict.fromkeys(("to", "from", "step", "cells", "shift"), I32)
+    unused = array(I32, 11)  # vectors are aligned to at most 64 bytes
     return struct_of("side", {**numbers, "unused": unused, "lanes": vector, "mask": vector})
 
 
@@ -140,25 +178,34 @@ def side_struct(lanes: int) -> type[ctypes.Structure]:
 def op_struct(kernels: tuple[type[ctypes.Structure], ...]) -> type[ctypes.Structure]:
     """`struct op`: one call of a kernel. `kind` is the position of its struct in the union `as`."""
     union = type("as", (ctypes.Union,), {"_fields_": [(kernel.__name__, kernel) for kernel in kernels]})
-    content = {
-        "__doc__": "`struct op` of plan.h.",
-        "_fields_": [("kind", ctypes.c_int32), ("exchange", ctypes.c_int64), ("as_", union)],
+    members = " ".join(f"struct {kernel.__name__} {kernel.__name__};" for kernel in kernels)
+    fields = {
+        "kind": I32,
+        "exchange": OFFSET,  # struct exchange
+        "as_": FieldType(f"union {{{{ {members} }}}} {{}}", union),
     }
-    return type("op", (ctypes.Structure,), content)
+    return struct_of("op", fields)
+
+
+def enumeration(name: str, values: type[IntEnum]) -> str:
+    """Return the enum as C declares it."""
+    return f"enum {name} {{ {', '.join(f'{each.name} = {each.value}' for each in values)} }};"
 
 
 def declaration(structure: type[ctypes.Structure]) -> str:
     """Return the struct as C declares it."""
     fields: Fields = vars(structure)["fields"]
     packed = " __attribute__((packed))" if getattr(structure, "_pack_", 0) else ""
-    lines = (f"    {kind.c.format(name)};" for name, kind in fields.items())
+    lines = (f"    {kind.c.format(name.rstrip('_'))};" for name, kind in fields.items())  # `as_`: `as` is a keyword
     return "\n".join([f"struct {structure.__name__} {{", *lines, f"}}{packed};"])
 
 
 def plan_header(kernels: tuple[type[ctypes.Structure], ...], activations: Mapping[str, str]) -> str:
     """Return plan.h for the structs of all kernels and the C expressions of all activation functions, by name."""
     names = [kernel.__name__ for kernel in kernels]
-    entries = "\n".join(f"#if WEIGHT_BITS == {bits}\n{declaration(entry)}\n#endif" for bits, entry in ENTRIES.items())
+    enums = {"thread_mode": ThreadMode, "channel_split": ChannelSplit, "shift": Shift}
+    weights = [*ENTRIES.items(), (32, FOUR)]
+    entries = "\n".join(f"#if WEIGHT_BITS == {bits}\n{declaration(entry)}\n#endif" for bits, entry in weights)
     return "\n".join(
         [
             "/* Structs of a plan, generated by regrow.engine.codegen.structs from the descriptions in Python. */",
@@ -168,6 +215,7 @@ def plan_header(kernels: tuple[type[ctypes.Structure], ...], activations: Mappin
             "",
             f"enum {{ ABSENT = {ABSENT}, INPUT = {INPUT}, OUTPUT = {OUTPUT} }}; /* operands outside of the arena */",
             f"enum activation {{ NONE, {', '.join(name.upper() for name in activations)} }};",
+            *(enumeration(name, values) for name, values in enums.items()),
             f"#define ACTIVATIONS(A) {' '.join(f'A({name.upper()}, {c})' for name, c in activations.items())}",
             "",
             "struct op;",
@@ -177,13 +225,7 @@ def plan_header(kernels: tuple[type[ctypes.Structure], ...], activations: Mappin
             "",
             f"enum kind {{ {', '.join(name.upper() for name in names)} }};",
             f"#define OPERATIONS(O) {' '.join(f'O({name.upper()}, {name})' for name in names)}",
-            "struct op {",
-            "    int32_t kind;",
-            "    int64_t exchange; /* struct exchange, or ABSENT */",
-            "    union {",
-            *(f"        struct {name} {name};" for name in names),
-            "    } as;",
-            "};",
+            declaration(op_struct(kernels)),
             "#endif",
             "",
         ]

@@ -16,18 +16,6 @@
 #define VARIANTS(V)
 #endif
 
-/* Which tiles have their channels split among threads: none, the remainder of an even division, or all. */
-enum channel_split { NO_TILES, FEW_TILES, ALL_TILES };
-
-#if WEIGHT_BITS == 32
-/* Four weights of a channel: reading them together takes fewer loads. Each group stores as many weights as possible in
- * fours, those of its channels in turn. */
-struct four {
-    uint32_t offset[4];
-    float value[4];
-};
-#endif
-
 /* The sides of the halo of an output, at most one cell wide, and the rows received from the slices above and below. */
 struct edges {
     struct side above, below, left, right;
@@ -64,7 +52,7 @@ INLINE vec read_entry(const struct entry *e, const char *corner, const char **pi
 struct taken {
 #if WIDE
     uint64_t first, second; /* two offsets each */
-    vec values;             /* repeated in every four lanes */
+    vec values; /* repeated in every four lanes */
 #else
     const struct four *four;
 #endif
@@ -167,7 +155,8 @@ INLINE void store_partial(const vec *sums, char *scratch, const int32_t *channel
 INLINE void multiply(vec *sums, vec weight, const char *pixel, intptr_t step, const int tile_rows, const int tile_cols,
                      const int stride)
 {
-    UNROLL for (int r = 0; r < tile_rows; r++, pixel += step) {
+    UNROLL
+    for (int r = 0; r < tile_rows; r++, pixel += step) {
         EACH(c, tile_cols) sums[r * tile_cols + c] += weight * load(pixel + c * stride * VECTOR);
     }
 }
@@ -479,7 +468,7 @@ INLINE void conv_groups(const struct tile *t, const struct conv *op, const struc
     const int32_t *channels = b->order;
     const struct entry *e = b->entries + (int64_t)b->starts[0] * group;
     for (const int32_t *start = b->starts, *end = start + b->groups; start != end; channels += group) {
-        const struct entry *stop = b->entries + (int64_t)*++start * group, *fours = end_of_fours(e, stop, group);
+        const struct entry *stop = b->entries + (int64_t)(*++start) * group, *fours = end_of_fours(e, stop, group);
         vec sums[MAX_SUMS];
         if (b->first)
             start_sums(sums, t, channels, group, n);
@@ -582,7 +571,7 @@ TILES(DEFINE_TILE)
     SHARED_TILES tiles_function tiles_##channels##_##rows##_##cols##_##stride;
 TILES_ELSEWHERE(DECLARE_TILE)
 
-#define KEY(channels, rows, cols, stride) ((((channels) * 32 + (rows)) * 32 + (cols)) * 4 + (stride))
+#define KEY(channels, rows, cols, stride) (4 * (32 * (32 * (channels) + (rows)) + (cols)) + (stride))
 #define CASE_TILE(channels, rows, cols, stride) \
     case KEY(channels, rows, cols, stride): return tiles_##channels##_##rows##_##cols##_##stride;
 

@@ -57,7 +57,8 @@ static void copy_run(float *to, const float *from, const int32_t *table)
 {
     vec v[LANES], w[LANES];
     EACH(l, LANES) __builtin_memcpy(v + l, from + table[l], sizeof *v);
-    UNROLL for (int size = 1; size < LANES; size *= 2) {
+    UNROLL
+    for (int size = 1; size < LANES; size *= 2) {
         EACH(i, LANES / 2) {
             w[2 * i] = INTERLEAVE(v[i], v[i + LANES / 2], LOWER);
             w[2 * i + 1] = INTERLEAVE(v[i], v[i + LANES / 2], UPPER);

@@ -14,13 +14,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from regrow.engine.codegen.structs import side_struct
+from regrow.engine.codegen.structs import Shift, side_struct
 
 IntArray = NDArray[np.int64]
 Cell = tuple[int, int]
 
-_SHIFTS: dict[Cell, int] = {(-1, 0): 1, (1, 0): 2, (0, -1): 3, (0, 1): 4}
-"""`enum shift` of move.c, by the position of the neighbor."""
+_SHIFTS = {(-1, 0): Shift.ABOVE, (1, 0): Shift.BELOW, (0, -1): Shift.LEFT, (0, 1): Shift.RIGHT}
 
 
 @dataclass(frozen=True)
@@ -237,7 +236,7 @@ def _side(planes: PlaneLayout, neighbor: Cell, target: Cell, source: Cell, step:
     side = np.zeros(1, np.dtype(side_struct(grid.lanes)))
     side["to"], side["from"], side["step"] = (4 * grid.lanes * vectors for vectors in (to, start, step))
     side["cells"] = cells
-    side["shift"] = _SHIFTS.get(neighbor, 0) if (grid.down, grid.across) == (2, 4) else 0
+    side["shift"] = _SHIFTS.get(neighbor, Shift.ANY_SHIFT) if (grid.down, grid.across) == (2, 4) else Shift.ANY_SHIFT
     side["lanes"] = np.where(inside, i * grid.across + j, 0)
     side["mask"] = -inside.astype(np.int64)
     return side

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from typing import TYPE_CHECKING
+
+from regrow.engine.codegen.structs import ChannelSplit
 
 if TYPE_CHECKING:
     from regrow.engine.ops.conv import ConvStep
@@ -32,17 +33,6 @@ class Tile:
     def sums(self) -> int:
         """Number of registers."""
         return self.channels * self.vectors
-
-
-class ChannelSplit(IntEnum):
-    """Which tiles have their output channels split among threads: `enum channel_split` of conv.c.
-
-    Other tiles are computed by one thread each.
-    """
-
-    NO_TILES = 0
-    FEW_TILES = 1
-    ALL_TILES = 2
 
 
 Shape = tuple[int, int, int, int]

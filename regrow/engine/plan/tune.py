@@ -14,12 +14,13 @@ import torch
 
 from regrow.engine.codegen.build import KernelLibrary
 from regrow.engine.codegen.specialize import separate_halos
+from regrow.engine.codegen.structs import ThreadMode
 from regrow.engine.ops.conv import conv_steps
 from regrow.engine.plan.lower import lower, new_memo
 from regrow.engine.plan.steps import Schedule
 from regrow.engine.plan.tiles import Tile, TileProblem, candidates, problem_of
 from regrow.engine.runtime.model import noise
-from regrow.engine.runtime.session import NativeRunner, ThreadMode, default_mode
+from regrow.engine.runtime.session import NativeRunner, default_mode
 from regrow.system import PROCESSOR_CLOCK, cores, digest, kernel_folder, recall, remember
 
 ROUNDS = 24

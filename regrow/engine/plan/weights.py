@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regrow.engine.codegen.structs import ENTRIES
+from regrow.engine.codegen.structs import AT_ONCE, ENTRIES
 from regrow.engine.frontend.graph import WeightedNode
 from regrow.engine.plan.layout import PlaneLayout
 
@@ -18,9 +18,6 @@ Format = Literal["fp32", "fp16", "int8"]
 
 BITS: dict[Format, int] = {"fp32": 32, "fp16": 16, "int8": 8}
 """WEIGHT_BITS of the kernels."""
-
-AT_ONCE = 4
-"""Number of fp32 weights that the kernels read at once: `struct four` of conv.c."""
 
 CHANNEL_COST = 4
 """Fixed cost of an output channel, counted in weights; used to balance threads."""

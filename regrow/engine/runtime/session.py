@@ -8,14 +8,13 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 
 from regrow.engine.codegen.build import KernelLibrary
-from regrow.engine.codegen.structs import RunArgs
+from regrow.engine.codegen.structs import RunArgs, ThreadMode
 from regrow.engine.plan.lower import Plan
 from regrow.engine.plan.memory import allocate
 from regrow.engine.runtime.model import LayerTime, ModelBytes, Profile
@@ -25,17 +24,6 @@ Kept = TypeVar("Kept")
 
 LARGE_NETWORK = 50_000_000
 """Multiply-accumulates per image above which threads split every layer of it."""
-
-
-class ThreadMode(IntEnum):
-    """What threads split: `enum thread_mode` of thread_pool.c.
-
-    Batches only, the layers of the images that are left over too, or the rows of every image.
-    """
-
-    PER_IMAGE = 0
-    PER_LAYER = 1
-    PER_ROWS = 2
 
 
 class ThreadPool:

@@ -7,7 +7,7 @@
 
 struct model {
     const struct op *plan;
-    int32_t count;         /* of operations */
+    int32_t count; /* of operations */
     char *constants;
     char *arena;
     float *x, *y;
@@ -25,9 +25,7 @@ void run(void)
 
 /* ---------------------------------------------------------------------------------------------- stored weights */
 
-enum packing { SPARSE_CONV, SPARSE_LINEAR, DENSE_LINEAR };
-
-/* The stored weights of a layer. These parts follow the header, each aligned to four bytes:
+/* The stored weights of a layer. These parts follow the header `struct packed`, each aligned to four bytes:
  *
  *   int32 taps[taps]          bytes from a channel's first pixel to the one that each weight of a window reads
  *   float scales[rows]        scale of each row, for 8-bit weights
@@ -36,15 +34,6 @@ enum packing { SPARSE_CONV, SPARSE_LINEAR, DENSE_LINEAR };
  *                             byte is added. If gap_bytes is 0, no weight is missing.
  *
  * A row has the weights of an output channel in one block of input channels. */
-struct packed {
-    int32_t packing, bits;
-    uint32_t entries, starts; /* in the constants: where the weights go, and where each group of rows starts */
-    int32_t groups, together; /* rows are numbered group by group */
-    int32_t groups_per_block;
-    int32_t pitch, taps;      /* bytes from one input channel to the next; weights in a window */
-    int32_t length;           /* of a row in which no weight is missing */
-    int32_t count, gap_bytes;
-};
 
 struct reader {
     const uint8_t *values, *gaps;
@@ -95,7 +84,10 @@ static void unpack_sparse(const struct packed *p, const int32_t *taps, struct re
         for (int m = 0; m < p->together; m++) {
             int place = -1;
             for (int k = 0; k < n; k++) {
-                union { float number; uint32_t word; } value;
+                union {
+                    float number;
+                    uint32_t word;
+                } value;
                 place += next_gap(r);
                 const int at = backwards ? p->length - 1 - place : place;
                 const uint32_t offset = (uint32_t)(at / p->taps * p->pitch + taps[at % p->taps]);

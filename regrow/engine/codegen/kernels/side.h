@@ -3,9 +3,6 @@
 #define SIDE_H
 #include "plan.h"
 
-/* Position of the neighbor if there are two rows of four regions. */
-enum shift { ANY_SHIFT, ABOVE, BELOW, LEFT, RIGHT };
-
 /* Moves lanes to the neighbors at a side; for two rows of four regions, AVX2 has an instruction for this. */
 INLINE vec from_side(vec v, const struct side *side, const int shift)
 {

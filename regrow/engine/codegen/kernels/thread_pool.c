@@ -31,9 +31,6 @@
 #define RELAX() ((void)0)
 #endif
 
-/* What threads split: batches only, also the layers of images that are left over, or the rows of every image. */
-enum thread_mode { PER_IMAGE, PER_LAYER, PER_ROWS };
-
 struct member {
     struct thread_pool *pool;
     int part;

@@ -50,7 +50,9 @@ typedef ivec icell __attribute__((may_alias));
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-#define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)
+#define EACH(i, n) \
+    UNROLL \
+    for (int i = 0; i < (n); i++)
 
 /* Keeps a number in one register: otherwise compilers compute or load it again in the innermost loop. */
 #define OPAQUE(p) __asm__("" : "+r"(p))
