@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,29 @@ from regrow.report.figures.base import DARK, LIGHT, Theme, spread
 from regrow.report.render import vega_lite_version, vl_convert
 from regrow.report.tables import percent
 from regrow.runs.outcomes import Summary
-from reproduce.comparisons import often
 from reproduce.results import ResultStore
-from reproduce.scales import Scale, find_scale
-from reproduce.tables import DENSE, EVERY_METHOD, Column, printed
+from reproduce.scales import find_scale
+from reproduce.tables import (
+    DENSE,
+    DPF,
+    DPF_TUNED,
+    EVERY_METHOD,
+    INCREMENTAL_TUNED,
+    ONESHOT,
+    PROTOCOL,
+    Column,
+    machines,
+    mask_updates,
+    printed,
+)
 from reproduce.views import NOT_RUN, accuracy, table
 
 LEVELS = 0.9, 0.95
-RECOMMENDED = (("settle", 0.1),)
-JPEG = find_scale("jpeg"), ResultStore.read([RESULTS.parent / "jpeg"])
-CPU = find_scale("cpu"), ResultStore.read([RESULTS.parent])
-DIGITS = find_scale("digits"), ResultStore.read([RESULTS.parent / "digits"])
+CPU, PAPER = find_scale("cpu"), find_scale("paper")
+NEEDED = (DPF_TUNED, DPF, INCREMENTAL_TUNED, ONESHOT)
+"""Methods of the picture, which shows the levels at which all of them are recorded."""
+MORE = (Column("rigl"), Column("acdc"), Column("sparse-momentum"))
+"""Methods that it shows once they are recorded at these levels."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +52,30 @@ class Number:
     command: str
 
 
-def recommended(scale: Scale) -> Column:
-    """Return DPF with the recommended settings: `every="auto"`, which is every step here, and `settle=0.1`."""
-    return Column("dpf", fields=(*often(scale), *RECOMMENDED), name="DPF")
+def records() -> ResultStore:
+    """Return the trainings of ResNet-20 on CIFAR-10."""
+    return ResultStore.read([RESULTS.parent])
 
 
-def numbers() -> list[Number]:
+def numbers(store: ResultStore) -> list[Number]:
     """Return accuracy against dense, times smaller, and times faster."""
-    return [_accuracy(), _smaller(), _faster()]
+    return [*_accuracy(store), _smaller(), _faster()]
 
 
-def _accuracy() -> Number:
-    dense, pruned = (_top1(*DIGITS, column, LEVELS[0]) for column in (DENSE, recommended(DIGITS[0])))
-    longer, other = (_top1(*JPEG, column, LEVELS[0]) for column in (DENSE, recommended(JPEG[0])))
-    said = (
-        f"accuracy on digits with {percent(LEVELS[0])} of the weights pruned; dense: {dense.mean:.1f} %. "
-        f"ResNet-8 after 8 epochs on CIFAR-10 (JPEG q75): {other.mean:.1f} %, dense: {longer.mean:.1f} %"
-    )
-    return Number(f"{pruned.mean:.1f} %", said, "python -m reproduce claims --scale digits --seeds 3")
+def levels(store: ResultStore) -> list[float]:
+    """Return the sparsities at which all methods of the picture are recorded."""
+    return [level for level in LEVELS if all(_top1(store, column, level) for column in (DENSE, *NEEDED))]
+
+
+def _accuracy(store: ResultStore) -> list[Number]:
+    for level in levels(store)[:1]:
+        dense, pruned = (_top1(store, column, level) for column in (DENSE, DPF_TUNED))
+        said = (
+            f"accuracy with {percent(level)} of the weights pruned, after fine-tuning; dense: {dense.mean:.1f} %. "
+            f"{CPU.about}"
+        )
+        return [Number(f"{pruned.mean:.1f} %", said, "python -m reproduce methods --scale cpu")]
+    return []
 
 
 def _smaller() -> Number:
@@ -77,10 +96,8 @@ def _faster() -> Number:
     return Number(f"{row['times faster']:.1f} ×", said, "python -m benchmarks.engine --name engine-avx2")
 
 
-def _top1(scale: Scale, store: ResultStore, column: Column, level: float) -> Summary:
-    found = store.summary(column.cell(scale, (scale.networks(["resnet20"])[0], level)))
-    assert found is not None, f"results/ has no run of {column.title} at {percent(level)}"
-    return found
+def _top1(store: ResultStore, column: Column, level: float) -> Summary | None:
+    return store.summary(column.cell(CPU, ("resnet20", level)))
 
 
 def _find(name: str, **wanted: Any) -> Mapping[str, Any]:
@@ -88,41 +105,61 @@ def _find(name: str, **wanted: Any) -> Mapping[str, Any]:
     return next(row for row in rows if all(row.get(key) == value for key, value in wanted.items()))
 
 
-def markdown() -> str:
-    """Return the three numbers and the table, for GitHub and for the documentation."""
-    return f"{html()}\n{comparison()}".rstrip() + "\n"
-
-
-def html() -> str:
-    """Return the numbers as a row of three cells."""
-    cells = "\n".join(
-        f'<td align="center" width="33%"><h2>{each.value}</h2>{_unbroken(each.said)}'
-        f"<br><sub><code>{each.command}</code></sub></td>"
-        for each in numbers()
+def readme() -> str:
+    """Return the numbers, the table and the picture for GitHub."""
+    store = records()
+    shown = (
+        '<picture>\n  <source media="(prefers-color-scheme: dark)" srcset="docs/_static/accuracy-dark.svg">\n'
+        f'  <img src="docs/_static/accuracy-light.svg" width="560" alt="{html.escape(alt(store))}">\n</picture>\n'
     )
-    return f'<table class="headline"><tr>\n{cells}\n</tr></table>\n'
+    return _markdown(store, shown)
 
 
-def comparison() -> str:
+def first_page() -> str:
+    """Return the same for the first page of the documentation."""
+    store = records()
+    shown = [
+        f"```{{image}} _static/accuracy-{mode}.svg\n:alt: {alt(store)}\n:class: only-{mode}\n:width: 560px\n```\n"
+        for mode in ("light", "dark")
+    ]
+    return _markdown(store, "\n".join(shown))
+
+
+def _markdown(store: ResultStore, picture: str) -> str:
+    drawn = [picture, caption(store)] if levels(store) else []
+    return "\n".join(filter(None, [cells(store), comparison(store), *drawn]))
+
+
+def cells(store: ResultStore) -> str:
+    """Return the numbers as a row of cells."""
+    found = numbers(store)
+    texts = "\n".join(
+        f'<td align="center" width="{100 // len(found)}%"><h2>{each.value}</h2>{_unbroken(each.said)}'
+        f"<br><sub><code>{each.command}</code></sub></td>"
+        for each in found
+    )
+    return f'<table class="headline"><tr>\n{texts}\n</tr></table>\n'
+
+
+def comparison(store: ResultStore) -> str:
     """Return ResNet-20 on CIFAR-10 beside the paper's numbers; a method has a row once one of its runs is recorded."""
-    rows = {column.title: _beside_the_paper(column) for column in EVERY_METHOD}
-    lines = [[title, *cells] for title, cells in rows.items() if set(cells[1::2]) != {NOT_RUN}]
+    columns = [(scale, column) for scale, several in ((PAPER, PROTOCOL), (CPU, EVERY_METHOD)) for column in several]
+    lines, runs = [], {}
+    for scale, column in columns:
+        found = [column.cell(scale, ("resnet20", level)) for level in LEVELS]
+        ours = [accuracy(store, cell) for cell in found]
+        if set(ours) != {NOT_RUN}:
+            papers = [printed("resnet20", column, level) for level in LEVELS]
+            lines.append([column.title, *(text for pair in zip(papers, ours, strict=True) for text in pair)])
+            runs[column.title] = found
     if not lines:
         return ""
     heads = [text for level in LEVELS for text in (f"{percent(level)} pruned: paper", "ours")]
     said = (
-        f"Top-1 on the test images, in %. Ours: {CPU[0].about}, seeds in brackets. The paper trains for 300 epochs "
+        f"Top-1 on the test images, in %. Ours: {CPU.about}, seeds in brackets. The paper trains for 300 epochs "
         "(fine-tuning: 60 more), three seeds. `python -m reproduce methods --scale cpu`"
     )
-    return f"{table(['', *heads], lines)}\n\n{said}\n"
-
-
-def _beside_the_paper(column: Column) -> list[str]:
-    scale, store = CPU
-    cells = {level: column.cell(scale, ("resnet20", level)) for level in LEVELS}
-    return [
-        text for level, cell in cells.items() for text in (printed("resnet20", column, level), accuracy(store, cell))
-    ]
+    return f"{table(['', *heads], lines)}\n\n{said}\n\n{mask_updates(store, runs)} {machines(store, runs)}\n"
 
 
 def _unbroken(text: str) -> str:
@@ -130,31 +167,50 @@ def _unbroken(text: str) -> str:
     return text.replace(" %", "\u00a0%").replace(" MB", "\u00a0MB")
 
 
+def alt(store: ResultStore) -> str:
+    """Return what the picture shows, in words."""
+    said = "; ".join(
+        f"{percent(level)} of the weights pruned: {', '.join(row['text'] for row in _rows(store, [level]))}"
+        for level in levels(store)
+    )
+    return f"Top-1 accuracy of ResNet-20 on CIFAR-10. {said}. Dense: {_dense(store):.1f}."
+
+
+def caption(store: ResultStore) -> str:
+    """Return the line below the picture."""
+    found = [store.summary(column.cell(CPU, ("resnet20", level))) for column in NEEDED for level in levels(store)]
+    several = any(top1 and top1.n > 1 for top1 in found)
+    seeds = "bars are the standard deviation over seeds, where there are several" if several else "one seed"
+    return f"{CPU.about}; {seeds}. These trainings are far shorter than the paper's.\n"
+
+
 def write_pictures(folder: Path) -> None:
-    """Draw accuracy against sparsity for ResNet-8 in the colors of both modes."""
+    """Draw accuracy against sparsity for ResNet-20 in the colors of both modes."""
+    store = records()
+    if not levels(store):
+        return
     for name, theme in (("light", LIGHT), ("dark", DARK)):
-        svg = vl_convert().vegalite_to_svg(_picture(theme), vl_version=vega_lite_version())
+        svg = vl_convert().vegalite_to_svg(_picture(store, theme), vl_version=vega_lite_version())
         (folder / f"accuracy-{name}.svg").write_text(svg + "\n", encoding="utf-8")
 
 
-METHODS = (
-    Column("incremental", finetuned=True, name="Incremental + fine-tuning"),
-    Column("oneshot", finetuned=True, name="One-shot + fine-tuning"),
-    Column("rigl", name="RigL"),
-    Column("set", name="SET"),
-    Column("snip", name="SNIP"),
-)
+def _rows(store: ResultStore, shown: Sequence[float]) -> list[dict[str, Any]]:
+    """Return the points of the picture, best at the highest sparsity first."""
+    known = levels(store)
+    columns = [column for column in (*NEEDED, *MORE) if all(_top1(store, column, level) for level in known)]
+    ranked = sorted(columns, key=lambda column: -_top1(store, column, known[-1]).mean)
+    return [_point(column.title, level, _top1(store, column, level)) for column in ranked for level in shown]
 
 
-def _picture(theme: Theme) -> dict[str, Any]:
-    scale, store = JPEG
-    names = [column.title for column in (recommended(scale), *METHODS)]
-    rows = [
-        _point(column.title, level, _top1(scale, store, column, level))
-        for column in (recommended(scale), *METHODS)
-        for level in LEVELS
-    ]
-    dense = _top1(scale, store, DENSE, LEVELS[0]).mean
+def _dense(store: ResultStore) -> float:
+    found = _top1(store, DENSE, LEVELS[0])
+    return found.mean
+
+
+def _picture(store: ResultStore, theme: Theme) -> dict[str, Any]:
+    shown = levels(store)
+    rows, dense = _rows(store, shown), _dense(store)
+    names = list(dict.fromkeys(row["name"] for row in rows))
     lowest = min(row["low"] for row in rows)
     x = {"field": "level", "type": "ordinal", "title": "weights pruned", "axis": {"labelAngle": 0, "grid": False}}
     y = {
@@ -164,7 +220,7 @@ def _picture(theme: Theme) -> dict[str, Any]:
         "scale": {"domain": [math.floor(lowest), math.ceil(dense)]},
     }
     color = {"field": "name", "type": "nominal", "legend": None, "scale": {"domain": names}}
-    ours = {"condition": {"test": "datum.name == 'DPF'", "value": 4}, "value": 2}
+    ours = {"condition": {"test": "datum.name == 'DPF + FT'", "value": 4}, "value": 2}
     layers: list[dict[str, Any]] = [
         {
             "data": {"values": [{"top1": dense}]},
@@ -186,19 +242,19 @@ def _picture(theme: Theme) -> dict[str, Any]:
             "encoding": {"x": x, "y": y, "color": color},
         },
         {
-            "transform": [{"filter": f"datum.level == '{percent(LEVELS[-1])}'"}],
+            "transform": [{"filter": f"datum.level == '{percent(shown[-1])}'"}],
             "mark": {"type": "text", "align": "left", "dx": 10, "fontSize": 12},
             "encoding": {
                 "x": x,
                 "y": {**y, "field": "label"},
                 "text": {"field": "text"},
                 "color": color,
-                "size": {"condition": {"test": "datum.name == 'DPF'", "value": 14}, "value": 12},
+                "size": {"condition": {"test": "datum.name == 'DPF + FT'", "value": 14}, "value": 12},
             },
         },
     ]
     return {
-        "data": {"values": _apart(rows)},
+        "data": {"values": _apart(rows, percent(shown[-1]))},
         "width": 330,
         "height": 300,
         "padding": {"left": 5, "top": 5, "bottom": 5, "right": 125},
@@ -212,9 +268,9 @@ def _point(name: str, level: float, top1: Summary) -> dict[str, Any]:
     return where | {"text": f"{name} {top1.mean:.1f}"}
 
 
-def _apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _apart(rows: list[dict[str, Any]], level: str) -> list[dict[str, Any]]:
     """Give the last point of every line a place for its label; the lines are in the order of the labels."""
-    last = [row for row in rows if row["level"] == percent(LEVELS[-1])]
+    last = [row for row in rows if row["level"] == level]
     places = spread([row["top1"] for row in last], gap=1.0)
     labels = {row["name"]: place for row, place in zip(last, places, strict=True)}
     return [row | {"label": labels[row["name"]]} for row in rows]

@@ -25,8 +25,8 @@ from regrow.runs.outcomes import Summary, group
 from reproduce.experiments import find_experiment
 from reproduce.results import ResultStore
 from reproduce.scales import Scale, find_scale
-from reproduce.tables import EVERY_METHOD
-from reproduce.views import number
+from reproduce.tables import EVERY_METHOD, MethodComparison, machines, mask_updates, periods
+from reproduce.views import NOT_RUN, number
 
 ROOT = RESULTS.parent.parent
 JPEG = "CIFAR-10 (JPEG q75)"
@@ -49,7 +49,13 @@ def write_pages(folder: Path) -> None:
     """Write `trainings.md` with its figures, and the other parts of pages that are numbers, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = {"trainings": trainings(folder), "benchmarks": benchmarks(), "measured": measured()}
-    parts |= {"engine": engine(), "browser": browser(), "headline": headline.markdown(), "existing": existing()}
+    parts |= {
+        "closer": closer(folder),
+        "engine": engine(),
+        "browser": browser(),
+        "headline": headline.first_page(),
+        "existing": existing(),
+    }
     for name, text in parts.items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
@@ -58,23 +64,29 @@ def trainings(folder: Path) -> str:
     """Return every training that was not for tuning: a picture in `folder` and a table per network and data set."""
     parts = []
     for path, data in TRAININGS.items():
-        for task in _tasks(path):
-            figure = _figure(task, f"{path or 'cifar10'}-{task.slug}")
-            pictures = write_figures([figure], folder, ("svg",)) if figure else []
-            shown = "".join(f"![accuracy against sparsity](_generated/{picture.name})\n\n" for picture in pictures)
-            parts.append(f"### {task.title.replace('CIFAR-10', data)}\n\n{shown}{_training(task)}")
+        for file in sorted((RESULTS.parent / path).glob("*.jsonl")):
+            parts += [_section(task, f"{file.stem}-{task.slug}", data, folder) for task in _tasks(file)]
     return "\n".join(parts)
 
 
-def _tasks(folder: str) -> list[Task]:
-    if not (files := sorted((RESULTS.parent / folder).glob("*.jsonl"))):
-        return []
-    runs = find_runs(files)
+def _tasks(file: Path) -> list[Task]:
+    """Return the trainings of one file: other files have trainings of another length, which no curve may join."""
+    runs = find_runs([file])
     return make_tasks(group(runs)[0], runs)
 
 
+def _section(task: Task, name: str, data: str, folder: Path) -> str:
+    figure = _figure(task, name)
+    pictures = write_figures([figure], folder, ("svg",)) if figure else []
+    shown = "".join(f"![accuracy against sparsity](_generated/{picture.name})\n\n" for picture in pictures)
+    lengths = sorted({entry.group.recipe.epochs for entry in task.entries} - {0})
+    title = f"{task.title.replace('CIFAR-10', data)} · {' to '.join(map(str, lengths[:1] + lengths[1:][-1:]))} epochs"
+    return f"### {title}\n\n{shown}{_training(task)}"
+
+
 def _figure(task: Task, name: str) -> Figure | None:
-    found = tradeoff_figure(COSTS[0], task) if len(task.series) <= SERIES else None
+    drawn = len(task.series) <= SERIES and len(task.levels) > 1
+    found = tradeoff_figure(COSTS[0], task) if drawn else None
     return found and replace(found, name=name)
 
 
@@ -188,12 +200,34 @@ def accuracies() -> str:
             summary = Summary(row["mean"], row["std"], row["seeds"]) if row["seeds"] else None
             found = number(summary, diverged=row.get("diverged", 0))
             lines[row["method"]][f"{title}, {percent(row['sparsity'])} pruned"] = found
-        notes += [f"{title}: {note}" for note in (sizes(known), *better_rates(known, partial(_by_rate, scale, store)))]
+        named = MethodComparison(EVERY_METHOD, tuple(scale.places([], LEVELS))).named(scale)
+        told = (sizes(known), periods(scale, named), mask_updates(store, named), machines(store, named))
+        rates = better_rates(known, partial(_by_rate, scale, store))
+        notes += [f"{title}: {note}" for note in (*filter(None, told), *rates)]
     table = markdown([line for line in lines.values() if len(line) > 1])
     said = "ResNet-20: 12 epochs, ResNet-8: 8, digits (500 test images): 15; FT: 2 or 3 more; seeds in brackets."
     rule = "Learning rates were chosen on held-out training images, never on the test images."
     listed = "".join(f"* {note}\n" for note in notes)
     return f"{table}\n{said} {rule}\n\n{listed}"
+
+
+def closer(folder: Path) -> str:
+    """Return accuracy against time, and how much of a mask stays at an update, with pictures in `folder`."""
+    scale, store = find_scale("cpu"), ResultStore.read([RESULTS.parent])
+    parts = []
+    for name, drawn in (("overhead", "overhead-time"), ("dynamics", "dynamics-update-iou")):
+        view = find_experiment(name).view(scale, store)
+        figures = [figure for figure in view.figures if figure.name.startswith(drawn)]
+        write_figures(figures, folder, ("svg",))
+        shown = [
+            f"![{figure.title}](_generated/{figure.name}.svg)\n\n{figure.title}. {figure.caption}" for figure in figures
+        ]
+        # Speeds of trainings that ran beside others would look like speeds of methods.
+        text = view.text.rpartition("\n\n")[2] if name == "overhead" else view.text
+        lines = [line for line in text.splitlines() if f"| {NOT_RUN} |" not in line]
+        command = f"`python -m reproduce {name} --scale {scale.name} --show --records results`"
+        parts.append("\n\n".join([f"### {view.title}", command, *shown, "\n".join(lines)]))
+    return "\n\n".join(parts) + "\n"
 
 
 def sizes(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -313,7 +347,7 @@ def write_readme() -> None:
     """Update the numbers between the marks in README.md, and draw its figure."""
     path = ROOT / "README.md"
     before, rest = path.read_text(encoding="utf-8").split(MARKS[0])
-    path.write_text(f"{before}{MARKS[0]}{headline.markdown()}{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
+    path.write_text(f"{before}{MARKS[0]}{headline.readme()}{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
     headline.write_pictures(ROOT / "docs" / "_static")
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from regrow.report import published
 from regrow.report.tables import Published, method_title, percent
+from regrow.runs.outcomes import Outcome
 from regrow.text import quantity
 from reproduce.experiments import Experiment
 from reproduce.results import Cell, ResultStore
-from reproduce.scales import Place, Scale, published_recipe
+from reproduce.scales import UNSCALED, Place, Scale, published_recipe
 from reproduce.views import NOT_RUN, Content, accuracy, as_row, number, table, tasks_of, tradeoffs
 
 
@@ -61,8 +62,13 @@ class MethodComparison:
         """Return the table, with our row above the paper's."""
         lines = [line for place in self.places for line in self._lines(scale, store, place)]
         head = ["network", "pruned", "from", *(column.title for column in self.columns)]
-        notes = [explained(scale), learning_rates(scale, self), mask_updates(scale, store, self)]
-        return "\n\n".join([table(head, lines), *filter(None, notes)])
+        named = self.named(scale)
+        notes = [learning_rates(scale, self), periods(scale, named), mask_updates(store, named), machines(store, named)]
+        return "\n\n".join([table(head, lines), explained(scale), *filter(None, notes)])
+
+    def named(self, scale: Scale) -> dict[str, list[Cell]]:
+        """Return the runs of each column."""
+        return {column.title: [column.cell(scale, place) for place in self.places] for column in self.columns}
 
     def rows(self, scale: Scale, store: ResultStore) -> list[dict[str, Any]]:
         """Return the numbers of the table, one for each place and column."""
@@ -129,16 +135,48 @@ def learning_rates(scale: Scale, comparison: MethodComparison) -> str:
     return f"Learning rates: {'; '.join(said)}."
 
 
-def mask_updates(scale: Scale, store: ResultStore, comparison: MethodComparison) -> str:
+def periods(scale: Scale, named: Mapping[str, Sequence[Cell]]) -> str:
+    """Return a note on methods whose update period is not scaled to the length of training; empty without them."""
+    if scale.stand_in is None or scale.stand_in.every != "auto":
+        return ""
+    methods = {title: cells[0].recipes[0] for title, cells in named.items()}
+    said = [
+        f"{title} keeps its own, because {UNSCALED[recipe.method]}"
+        for title, recipe in methods.items()
+        if recipe.every != "auto" and recipe.method in UNSCALED
+    ]
+    return f"Update periods are scaled to the length of training; {'; '.join(said)}." if said else ""
+
+
+def mask_updates(store: ResultStore, named: Mapping[str, Sequence[Cell]]) -> str:
     """Return a note on how often each method updated its mask; empty if nothing was run."""
     found: dict[int, list[str]] = {}
-    for column in comparison.columns:
-        for place in comparison.places:
-            updates = _updates(store, column.cell(scale, place))
-            if updates is not None and column.method != "dense":
-                found.setdefault(updates, []).append(column.title)
-    said = [f"{updates:,} by {', '.join(dict.fromkeys(methods))}" for updates, methods in sorted(found.items())]
+    for title, cells in named.items():
+        for cell in cells:
+            updates = _updates(store, cell)
+            if updates is not None and cell.recipes[0].method != "dense":
+                found.setdefault(updates, []).append(title)
+    said = [f"{updates:,} by {', '.join(dict.fromkeys(titles))}" for updates, titles in sorted(found.items())]
     return f"Mask updates in a training: {'; '.join(said)}." if said else ""
+
+
+def machines(store: ResultStore, named: Mapping[str, Sequence[Cell]]) -> str:
+    """Return a note on the CPUs behind named numbers; empty if nothing was run."""
+    found: dict[str, list[str]] = {}
+    for title, cells in named.items():
+        used = {cpu for cell in cells for outcome in store.outcomes(cell) for cpu in cpus(outcome)}
+        if used:
+            found.setdefault(" and ".join(sorted(used)), []).append(title)
+    if len(found) < 2:
+        return "".join(f"All were trained on {used}." for used in found)
+    said = [f"on {used}: {', '.join(titles)}" for used, titles in found.items()]
+    return f"CPUs differ, and round differently: {'; '.join(said)}."
+
+
+def cpus(outcome: Outcome) -> list[str]:
+    """Return the CPU models of a run, of which one that was continued elsewhere has several."""
+    moved = (outcome.run.result or {}).get("machines", ())
+    return sorted({each["cpu"] for each in moved}) or [outcome.run.environment.get("cpu") or outcome.run.machine]
 
 
 def _updates(store: ResultStore, cell: Cell) -> int | None:
@@ -167,6 +205,17 @@ STABLE = Column("dpf", fields=(("stabilize", True),), name="DPF, stabilize")
 DPF_FILTERS, SFP = Column("dpf", unit="filter"), Column("sfp", unit="filter")
 STABLE_FILTERS = replace(STABLE, unit="filter")
 SFP_CONSTANT = replace(SFP, fields=(("ramp_end", 0.0),), name="SFP, constant ratio")
+
+# The paper's protocol as it was run here: 16 is DPF's own period, and channels_last makes it faster.
+PROTOCOL = tuple(
+    replace(
+        column,
+        fields=(("every", 16), ("channels_last", True)),
+        printed=True,
+        name=f"{column.title} (300 epochs, the paper's protocol)",
+    )
+    for column in (DENSE, DPF)
+)
 
 REWIRING = (DENSE, Column("snip"), Column("sparse-momentum"), Column("dsr"), DPF)
 SIMPLE = (DENSE, ONESHOT, INCREMENTAL, INCREMENTAL_TUNED, DPF, DPF_TUNED)

@@ -106,12 +106,11 @@ def tradeoffs(name: str, tasks: Iterable[Task]) -> tuple[Figure, ...]:
 
 def dynamics(name: str, tasks: Iterable[Task]) -> tuple[Figure, ...]:
     """Return δ, flips, overlap and last changes of the masks, one figure for each sparsity."""
-    figures = [
-        (task, curve_figure(curve, task.entries, task.series, level))
-        for task in tasks
-        for level in task.levels
-        for curve in DYNAMICS
-    ]
+    figures = []
+    for task in tasks:
+        entries = [entry for entry in task.entries if not entry.group.finetuned]  # whose masks do not move
+        series = list(dict.fromkeys(entry.series for entry in entries))
+        figures += [(task, curve_figure(curve, entries, series, level)) for level in task.levels for curve in DYNAMICS]
     return _named(name, figures, levels=True)
 
 

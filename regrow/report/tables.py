@@ -22,7 +22,7 @@ from regrow.text import duration, quantity
 # Accuracies are comparable only between runs that agree in these fields.
 _TASK = ("data", "model", "width", "stem_stride", "growth", "holdout")
 # Runs that differ in these fields belong to different series, whatever their sparsity.
-_WAY = ("scope", "unit", "targets", "exclude", "include_last")
+_WAY = ("scope", "unit", "targets", "exclude", "include_last", "epochs")
 _NAMED_ELSEWHERE = (*_TASK, "method", "sparsity", "seed", "device", "threads")
 
 

@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pages import better_rates, sizes
+from regrow.core.schedule import SHORTEST_RAMP, scaled_period
 from regrow.runs.outcomes import Summary
+from reproduce.claims import NOT_SHOWN, SHOWN, claims
+from reproduce.results import ResultStore
+from reproduce.scales import find_scale
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -113,3 +117,26 @@ def test_the_sentences_about_an_existing_network_follow_from_the_results():
     assert 9.5 < dpf.mean - scratch.mean < 11
     assert 0.5 < full.mean - dpf.mean < 1.5
     assert dpf.n == full.n == oneshot.n == scratch.n == len(found["dense", False, 8])
+
+
+def test_the_rule_for_periods_has_the_numbers_of_the_code():
+    assert f"{SHORTEST_RAMP:,} steps" in text_of("methods.md")
+    assert [scaled_period(16, ramp_end=end) for end in (5864, 5865, SHORTEST_RAMP)] == [1, 2, 16]
+
+
+def test_the_page_on_sparsity_says_about_options_what_the_comparisons_show():
+    store = ResultStore.read([RESULTS / "jpeg", RESULTS / "digits"])
+    found = {
+        name: {claim.title: claim.verdict for claim in claims(find_scale(name), store)} for name in ("jpeg", "digits")
+    }
+    verdicts = {
+        "DPF with a mask at every step is ahead": ("in part: of 4 comparisons, ahead in 2, level in 2", NOT_SHOWN),
+        "DPF with a mask at every step and `settle` is ahead": (
+            "in part: of 8 comparisons, ahead in 6, two machines in 2",
+            "in part: of 8 comparisons, ahead in 1, level in 6, behind in 1",
+        ),
+        "at 98 % DPF with all three options is ahead": (SHOWN, "in part: of 3 comparisons, ahead in 2, level in 1"),
+    }
+
+    for title, verdict in verdicts.items():
+        assert tuple(found[name][f"Beyond the paper: {title}"] for name in found) == verdict

@@ -106,6 +106,13 @@ def test_runs_that_differ_in_anything_else_are_groups_of_their_own(change):
     assert len(groups) == 2
 
 
+def test_trainings_of_other_lengths_are_curves_of_their_own():
+    runs = [finished(QUICK.changed(sparsity=0.9, epochs=300)), finished(QUICK.changed(sparsity=0.95))]
+    (task,) = make_tasks(group(runs)[0], runs)
+    assert [entry.label for entry in task.entries] == ["DPF 90 % · epochs 300", "DPF 95 % · epochs 2"]
+    assert len(task.series) == 2
+
+
 def test_device_and_threads_do_not_separate_groups():
     groups, _ = group([finished(QUICK), finished(QUICK.changed(seed=1, threads=2))])
     assert len(groups) == 1

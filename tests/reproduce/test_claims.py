@@ -1,5 +1,6 @@
 """The page of claims says what the results say, and a verdict needs seeds that agree."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -8,9 +9,9 @@ from typing import Any
 import pytest
 
 from benchmarks import claims as page
-from benchmarks import tuning
+from benchmarks import headline, tuning
 from regrow.runs.find import Run
-from regrow.runs.recipe import Recipe
+from regrow.runs.recipe import Recipe, load_recipe
 from reproduce.__main__ import call
 from reproduce.claims import claims
 from reproduce.experiments import find_experiment
@@ -33,6 +34,33 @@ def test_the_page_opens_with_one_table_of_one_word_verdicts_and_their_numbers():
     for verdicts, numbers in ((1, 2), (3, 4), (5, 6)):
         assert {row[verdicts] for row in rows} <= {"yes", "partly", "no", "undecided", "open", "–"}
         assert all(any(digit.isdigit() for digit in row[numbers]) for row in rows if row[verdicts] not in ("open", "–"))
+
+
+def test_a_training_with_the_papers_protocol_is_beside_the_papers_number_on_every_page(tmp_path):
+    # As `regrow train cifar-resnet20 --every 16 --channels-last --threads 1` makes it.
+    recipe = load_recipe("cifar-resnet20").changed(sparsity=0.9, every=16, channels_last=True, threads=1)
+    machines = [{"epoch": 0, "cpu": "one"}, {"epoch": 52, "cpu": "another"}]
+    found = {"key": recipe.key(), "recipe": dataclasses.asdict(recipe), "machines": machines, "mask_updates": 7332}
+    record = {**found, "name": "long", "top1": 90.12, "sparsity": 0.9, "environment": {"cpu": "another"}}
+    path = tmp_path / "cifar10-resnet20.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    store = ResultStore.read([page.RESULTS, path])
+
+    row = "| DPF (300 epochs, the paper's protocol) | 90.88 ± 0.07 | 90.12 (1) |"
+    assert row in headline.comparison(store)
+    row = "| DPF (300 epochs, the paper's protocol), 90 % pruned | 90.88 ± 0.07 | 90.12 (1) | another, one |"
+    assert row in page.protocol(store)
+    row = "| DPF 90 % | 300 | 90.12 | 1 | 90.88 ± 0.07 | 7,332 | another, one |"
+    assert row in page.papers_network([page.RESULTS / "cifar10-resnet20-cpu.jsonl", path])
+
+
+def test_the_first_paragraph_says_where_dpf_is_not_ahead():
+    opening = page.pages()["claims"].split("\n\n")[1]
+    digits = claims(find_scale("digits"), ResultStore.read(page.RECORDS))
+    behind = {pair.other for claim in digits for pair in claim.not_ahead}
+
+    assert behind
+    assert all(other in opening for other in behind)
 
 
 def test_the_pages_name_the_data_and_show_no_folder_of_a_machine():

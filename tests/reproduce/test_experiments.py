@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from regrow import models
+from regrow.methods.registry import METHODS
 from regrow.report import published
 from regrow.runs.find import Run
 from regrow.runs.recipe import Recipe, UsageError
 from reproduce.experiments import all_experiments, find_experiment
 from reproduce.results import ResultStore
-from reproduce.scales import ScaleName, TunedRate, find_scale
+from reproduce.scales import UNSCALED, ScaleName, TunedRate, find_scale
+from reproduce.tables import EVERY_METHOD, periods
 from reproduce.tuning import to_tune
 from reproduce.views import accuracy
 
@@ -25,6 +27,17 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 def missing(name, scale):
     return ResultStore().missing(find_experiment(name).cells(find_scale(scale), ResultStore()))
+
+
+def test_all_methods_but_those_named_on_the_pages_have_periods_scaled_to_the_length_of_training():
+    scale = find_scale("cpu")
+    methods = [name for name in METHODS if name not in UNSCALED]
+    named = {column.title: [column.cell(scale, ("resnet20", 0.9))] for column in EVERY_METHOD}
+
+    assert {scale.recipe("resnet20", method, 0.9).every for method in methods} == {"auto"}
+    assert {scale.recipe("resnet20", method, 0.9).every for method in UNSCALED} == {"paper"}
+    assert "SparseMomentum keeps its own" in periods(scale, named)
+    assert periods(find_scale("paper"), named) == ""
 
 
 @pytest.mark.parametrize("scale", SCALES)
