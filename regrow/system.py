@@ -248,14 +248,14 @@ def _only_we_can_write(status: os.stat_result) -> bool:
     return (status.st_uid == 0 or is_own(status)) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def recall(path: Path) -> bytes | None:
-    """Return what `remember` wrote; None if the file is missing, or if anybody but this user and root can change it."""
+def read_cached(path: Path) -> bytes | None:
+    """Return what `write_cached` wrote; None if it is missing, or if anybody but this user and root can change it."""
     with trusted_folder(path.parent) as folder:
         return None if folder is None else read_trusted(folder, path.name)
 
 
-def remember(path: Path, content: bytes) -> bool:
-    """Write a file of the cache and return True; if that is impossible, or useless for `recall`, warn and return False.
+def write_cached(path: Path, content: bytes) -> bool:
+    """Write a file of the cache and return True; warn and return False if it cannot be written or read again.
 
     Others cannot write to the file or to a folder that is made for it, whatever the umask allows.
     """

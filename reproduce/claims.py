@@ -10,7 +10,7 @@ from regrow.report.tables import percent
 from reproduce import tables
 from reproduce.comparisons import HEAD, Pair, against, often, place, rarely, retrainings
 from reproduce.experiments import Experiment
-from reproduce.figures import period_sparsity, settling, share_moving
+from reproduce.figures import fraction_moving, period_sparsity, settling
 from reproduce.lottery import compute_of_dpf, compute_of_search, tickets
 from reproduce.results import MACHINES, SIZE, Cell, ResultStore, Verdict, difference
 from reproduce.scales import Scale
@@ -116,8 +116,8 @@ def _early(scale: Scale, store: ResultStore) -> Claim:
     for sparsity, cell in cells.items():
         found = settling(store, cell)
         curve: list[float] = found["still_changing"]
-        shares = [share_moving(curve, part) for part in (0.25, 0.5, 0.75)]
-        lines.append([percent(sparsity), *shares, str(found["seeds"])])
+        fractions = [fraction_moving(curve, part) for part in (0.25, 0.5, 0.75)]
+        lines.append([percent(sparsity), *fractions, str(found["seeds"])])
         if curve:
             latest.append(curve[round(0.75 * (len(curve) - 1))])
             seeds.append(found["seeds"])

@@ -36,7 +36,7 @@ class Pair:
 def _left(store: ResultStore, cell: Cell) -> str:
     """Return the kept fractions of parameters and MACs: accuracies at different sizes are not comparable."""
     pairs = (("nonzeros", "parameters"), ("macs_kept", "macs"))
-    fractions = [store.share(cell, kept, whole) for kept, whole in pairs]
+    fractions = [store.fraction(cell, kept, whole) for kept, whole in pairs]
     return ", ".join("–" if fraction is None else f"{100 * fraction:.1f} %" for fraction in fractions)
 
 

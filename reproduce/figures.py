@@ -103,7 +103,7 @@ def _dynamics_content(scale: Scale, store: ResultStore) -> Content:
         settled = settling(store, cell)
         rows.append({"network": network, "method": method, "sparsity": sparsity, "scale": scale.name, **settled})
         fractions = settled["still_changing"]
-        said = [share_moving(fractions, part) for part in (0.25, 0.5, 0.75)]
+        said = [fraction_moving(fractions, part) for part in (0.25, 0.5, 0.75)]
         lines.append([network, method, percent(sparsity), *said])
     head = ["network", "method", "pruned", "still changing after 25 %", "after 50 %", "after 75 % of training"]
     note = "Fraction of mask elements that change after that. The paper: 5 % after epoch 157 of 200 at 95 %."
@@ -120,7 +120,7 @@ def settling(store: ResultStore, cell: Cell) -> dict[str, Any]:
     return {"still_changing": means, "seeds": len(curves)}
 
 
-def share_moving(curve: list[float], part: float) -> str:
+def fraction_moving(curve: list[float], part: float) -> str:
     """Return the fraction that still changes after this part of training."""
     return "not run" if not curve else f"{100 * curve[round(part * (len(curve) - 1))]:.2g} %"
 

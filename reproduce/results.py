@@ -78,7 +78,7 @@ class ResultStore:
         values = [final[quantity] for final in finals if final.get(quantity) is not None]
         return Summary.of(values) if values else None
 
-    def share(self, cell: Cell, kept: str, whole: str) -> float | None:
+    def fraction(self, cell: Cell, kept: str, whole: str) -> float | None:
         """Return the mean fraction of a quantity that the models of `cell` keep, such as `macs_kept` of `macs`."""
         left, everything = self.summary(cell, kept), self.summary(cell, whole)
         return None if left is None or everything is None else left.mean / everything.mean

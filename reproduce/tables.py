@@ -86,7 +86,7 @@ class MethodComparison:
                         "lr": cell.recipes[0].lr,
                         **as_row(store.summary(cell), store.diverged(cell)),
                         "mask_updates": _updates(store, cell),
-                        "parameters_left": store.share(cell, "nonzeros", "parameters"),
+                        "parameters_left": store.fraction(cell, "nonzeros", "parameters"),
                         "paper_network": scale.beside(place[0]),
                         "paper_mean": printed and printed.mean,
                         "paper_std": printed and printed.std,

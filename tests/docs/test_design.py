@@ -59,4 +59,5 @@ def test_the_tables_to_add_a_line_to_are_in_the_files_that_the_page_names():
     tables = re.findall(r"`(\w+)` in `([\w/.]+\.py)`", PAGE)
     assert len(tables) >= 7
     for name, path in tables:
-        assert re.search(rf"^(def )?{name}\b", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), (name, path)
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(rf"^((def|class) )?{name}\b", source, re.MULTILINE), (name, path)

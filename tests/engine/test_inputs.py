@@ -16,7 +16,7 @@ from regrow.engine.codegen import build as kernels
 from regrow.engine.codegen.build import NoCompilerError, find_compiler, load_library
 from regrow.engine.frontend.torch_export import UnsupportedOperationError
 from regrow.engine.plan import tune
-from regrow.system import remember
+from regrow.system import write_cached
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -144,7 +144,7 @@ def test_an_unwritable_cache_is_not_an_error(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "file").touch()
     monkeypatch.setenv("REGROW_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.warns(RuntimeWarning, match=r"cannot be used as a cache \(Not a directory\).*Set REGROW_CACHE"):
-        assert not remember(tmp_path / "file" / "cache" / "tiles.json", b"{}")
+        assert not write_cached(tmp_path / "file" / "cache" / "tiles.json", b"{}")
     monkeypatch.setattr(kernels, "SHAPES", kernels.SHAPES[:1])
     with pytest.warns(RuntimeWarning, match="cannot be used as a cache"):
         assert load_library().peak() > 0

@@ -11,7 +11,7 @@ import pytest
 from regrow.engine.codegen import build
 from regrow.engine.codegen.build import Kernels, find_compiler, flags_for
 from regrow.engine.plan import tune
-from regrow.system import digest, recall, remember
+from regrow.system import digest, read_cached, write_cached
 
 NOBODY = 65534
 KERNELS = Kernels(((1, 1, 1, 1),))  # which are built sooner than all
@@ -138,7 +138,7 @@ def test_a_broken_library_is_built_again(good, tmp_path, content):
         subprocess.run([*find_compiler(), "-shared", "-xc", "/dev/null", "-o", tmp_path / "empty.so"], check=True)
         content = (tmp_path / "empty.so").read_bytes()
     path = tmp_path / "kernels" / f"{good.stem.rpartition('-')[0]}-{digest(content)}.so"
-    assert remember(path, content)
+    assert write_cached(path, content)
     with pytest.warns(RuntimeWarning, match="cannot be loaded from the cache and are built again"):
         assert load(path.parent).peak() > 0
     assert (path.parent / good.name).read_bytes() == good.read_bytes()
@@ -148,23 +148,23 @@ def test_a_broken_library_is_built_again(good, tmp_path, content):
 def test_cached_files_are_readable_with_any_umask(tmp_path, umask):
     path, before = tmp_path / "cache" / "kernels" / "file", os.umask(umask)
     try:
-        assert remember(path, b"content")
+        assert write_cached(path, b"content")
     finally:
         os.umask(before)
-    assert recall(path) == b"content"
+    assert read_cached(path) == b"content"
     path.chmod(0o666)
-    assert recall(path) is None
+    assert read_cached(path) is None
     path.chmod(0o644)
     path.parent.chmod(0o777)
-    assert recall(path) is None
+    assert read_cached(path) is None
 
 
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from regrow.system import recall
+from regrow.system import read_cached
 os.setgid(65534); os.setuid(65534)  # after the imports, which nobody may not be allowed to read
-sys.exit(recall(Path(sys.argv[1])) != b"by root")
+sys.exit(read_cached(Path(sys.argv[1])) != b"by root")
 """
 
 
@@ -174,7 +174,7 @@ def test_other_users_use_the_files_of_root_in_a_shared_cache():
     with tempfile.TemporaryDirectory() as shared:
         Path(shared).chmod(0o755)
         path = Path(shared) / "kernels" / "file"
-        assert remember(path, b"by root")
+        assert write_cached(path, b"by root")
         done = subprocess.run([sys.executable, "-c", AS_NOBODY, path], env=environment, check=False)
     assert done.returncode == 0
 
@@ -184,5 +184,5 @@ def test_other_users_use_the_files_of_root_in_a_shared_cache():
 )
 def test_an_invalid_measurement_is_ignored(tmp_path, content):
     path = tmp_path / "kernels" / "tiles.json"
-    assert remember(path, content.encode(errors="surrogateescape"))
+    assert write_cached(path, content.encode(errors="surrogateescape"))
     assert tune._read(path, []) is None

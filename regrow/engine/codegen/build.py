@@ -35,8 +35,8 @@ from regrow.system import (
     is_own,
     kernel_folder,
     read_trusted,
-    remember,
     trusted_folder,
+    write_cached,
 )
 
 COMPILERS = ("gcc", "clang", "cc")
@@ -292,7 +292,7 @@ def _built(compiler: tuple[str, ...], flags: tuple[str, ...], folder: Path, kern
     with tempfile.TemporaryDirectory(prefix=_BUILD, ignore_cleanup_errors=sys.platform == "win32") as build:
         built = _compile(compiler, flags, kernels, Path(build))
         content = built.read_bytes()
-        stored = remember(folder / f"kernels-{key}-{digest(content)}{LIBRARY_SUFFIX}", content)
+        stored = write_cached(folder / f"kernels-{key}-{digest(content)}{LIBRARY_SUFFIX}", content)
         found = _cached(folder, key) if stored else None
         try:
             return _declared(built) if found is None else found[0]

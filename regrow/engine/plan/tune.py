@@ -21,7 +21,7 @@ from regrow.engine.plan.steps import Schedule
 from regrow.engine.plan.tiles import Tile, TileProblem, candidates, problem_of
 from regrow.engine.runtime.model import noise
 from regrow.engine.runtime.session import NativeRunner, default_mode
-from regrow.system import PROCESSOR_CLOCK, cores, digest, kernel_folder, recall, remember
+from regrow.system import PROCESSOR_CLOCK, cores, digest, kernel_folder, read_cached, write_cached
 
 ROUNDS = 24
 """Tiles tried for each convolution, the cheapest by the cost rule first."""
@@ -77,7 +77,7 @@ def tuned(schedule: Schedule, library: KernelLibrary, shapes: Shapes, *, threads
         alone = tuned(schedule, library, shapes).tiles
         best = Tuning(alone, _mode(schedule, library, shapes, alone, threads))
     kept = [[tile.channels, tile.rows, tile.cols, tile.blocks] for tile in best.tiles]
-    remember(path, json.dumps({"tiles": kept, "mode": best.mode}).encode())
+    write_cached(path, json.dumps({"tiles": kept, "mode": best.mode}).encode())
     return best
 
 
@@ -90,7 +90,7 @@ def _key(threads: int, *identity: object) -> str:
 def _read(path: Path, problems: Sequence[TileProblem]) -> Tuning | None:
     """Read a result from the cache; None if the file is missing or invalid."""
     try:
-        content = json.loads(recall(path) or b"")
+        content = json.loads(read_cached(path) or b"")
         tiles = tuple(Tile(*(int(number) for number in tile)) for tile in content["tiles"])
         mode = ThreadMode(content["mode"])
     except _INVALID:
@@ -190,10 +190,10 @@ def rows_pay(rows: NativeRunner, whole: NativeRunner, shapes: Shapes) -> bool:
     key = _key(rows.threads, rows.library.key, whole.library.key, rows.plan.macs, whole.mode)
     path = kernel_folder() / f"rows-{key}.json"
     try:
-        return bool(json.loads(recall(path) or b"")["pays"])
+        return bool(json.loads(read_cached(path) or b"")["pays"])
     except _INVALID:
         pays = faster(*_timers(rows, whole, shapes))
-    remember(path, json.dumps({"pays": pays}).encode())
+    write_cached(path, json.dumps({"pays": pays}).encode())
     return pays
 
 
