@@ -54,6 +54,27 @@ def test_a_training_with_the_papers_protocol_is_beside_the_papers_number_on_ever
     assert row in page.papers_network([page.RESULTS / "cifar10-resnet20-cpu.jsonl", path])
 
 
+def test_without_records_the_first_page_has_no_accuracies_and_no_picture():
+    nothing = ResultStore()
+
+    assert headline.levels(nothing) == []
+    assert headline.comparison(nothing) == ""
+    assert "accuracy" not in headline.cells(nothing)
+
+
+def test_one_seed_does_not_show_that_the_mask_settles_early():
+    recipe = find_scale("digits").recipe("small", "dpf", 0.9)
+    settled = json.loads((page.RESULTS / "digits" / "small.jsonl").read_text().splitlines()[0])
+    settled["still_changing"] = [0.0] * 16
+    runs = [Run(Path(str(seed)), recipe.changed(seed=seed), settled) for seed in (0, 1)]
+    verdicts = [
+        next(claim for claim in claims(find_scale("digits"), ResultStore(some)) if "settles" in claim.title).verdict
+        for some in (runs[:1], runs)
+    ]
+
+    assert verdicts == ["one seed only", "reproduced"]
+
+
 def test_the_first_paragraph_says_where_dpf_is_not_ahead():
     opening = page.pages()["claims"].split("\n\n")[1]
     digits = claims(find_scale("digits"), ResultStore.read(page.RECORDS))
