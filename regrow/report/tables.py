@@ -158,8 +158,14 @@ def _entries(groups: Sequence[Group]) -> list[Entry]:
 def _settings(member: Group, names: Sequence[str]) -> list[str]:
     """Return the fields that `member` sets; those left to the method's default are not named."""
     idle = idle_fields(member.recipe, finetuned=member.finetuned)
-    chosen = [name for name in names if name not in idle and getattr(member.recipe, name) not in (None, ())]
+    named = [name for name in names if name not in idle]
+    chosen = [name for name in named if _is_set(getattr(member.recipe, name), getattr(Recipe, name))]
     return [_setting(member.recipe, name) for name in chosen]
+
+
+def _is_set(value: Any, default: Any) -> bool:
+    """Return whether a label names the value: not what is left to the method, and not an option that is off."""
+    return value not in (None, (), "auto") and not (value is False and default is False)
 
 
 def _varying(groups: Sequence[Group], within: Callable[[Group], Any]) -> list[str]:
@@ -177,6 +183,8 @@ def _varying(groups: Sequence[Group], within: Callable[[Group], Any]) -> list[st
 def _setting(recipe: Recipe, name: str) -> str:
     value = getattr(recipe, name)
     words = name.replace("_", " ")
+    if name == "every" and value == "paper":
+        return "the paper's period"
     if isinstance(value, bool):
         return words if value else f"no {words}"
     if isinstance(value, tuple):

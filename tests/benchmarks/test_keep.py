@@ -96,13 +96,13 @@ def test_a_harvest_does_not_bring_back_a_record_that_the_repository_removed(root
 
 
 def test_a_record_in_old_names_is_harvested_with_the_present_ones(root: Path, folder: Path) -> None:
-    recipe = Recipe(lr_drops=(0.3,))
+    recipe = Recipe(lr_drops=(0.3,), every="paper")
     old = {"name": "run", "key": "old name", "recipe": {"drops": [0.3]}}
     (folder / "code" / FILE).write_text(json.dumps(old) + "\n")
 
     keep.harvest(folder, root)
 
-    assert collect.read(root / FILE)[recipe.key()]["recipe"] == {"lr_drops": [0.3]}
+    assert collect.read(root / FILE)[recipe.key()]["recipe"]["lr_drops"] == [0.3]
 
 
 def test_without_a_long_training_or_a_checkpoint_nothing_is_kept_and_nothing_fails(root, folder, capsys) -> None:

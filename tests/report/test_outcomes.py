@@ -1,5 +1,6 @@
 """What is counted in a report, and how numbers are written."""
 
+import itertools
 import json
 import math
 import shutil
@@ -156,6 +157,17 @@ def test_labels_name_what_differs_and_nothing_else():
     tuned = entries([finished(QUICK), finished(QUICK.changed(sparsity=0.8, lr=0.2))])
     assert {entry.series for entry in tuned.values()} == {"DPF"}
     assert tuned["DPF 80 %"].settings == "lr 0.2"
+
+
+def test_options_that_are_off_are_not_in_labels():
+    ways = itertools.product(("auto", "paper"), (False, True))
+    runs = [QUICK.changed(every=every, stabilize=stabilize) for every, stabilize in ways]
+    assert set(entries(map(finished, runs))) == {
+        "DPF 90 %",
+        "DPF 90 % · stabilize",
+        "DPF 90 % · the paper's period",
+        "DPF 90 % · the paper's period · stabilize",
+    }
 
 
 def test_fields_left_to_the_method_are_not_in_labels():
