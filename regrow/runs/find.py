@@ -127,7 +127,7 @@ def _finished(folder: Path, result: Any, origin: str) -> Run:
 def _run_folders(path: Path) -> Iterator[Path]:
     for folder, inside, files in os.walk(path):
         if "recipe.toml" in files:
-            inside.clear()
+            inside[:] = [name for name in inside if name not in ("plots", "tensorboard")]
             yield Path(folder)
 
 
