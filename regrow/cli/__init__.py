@@ -19,17 +19,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command in `arguments` (by default those of the process) and exit with its code."""
     _open_standard_streams()
     try:
-        code = call(list(sys.argv[1:] if arguments is None else arguments))
+        code = _code(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        print("regrow: stopped by SIGINT", file=sys.stderr)
+        code = 130
+    sys.exit(code)
+
+
+def _code(arguments: Sequence[str]) -> int:
+    """Run the command in `arguments` and return its exit code, also after an expected error."""
+    try:
+        code = call(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
-            sys.exit(1)
+            return 1
         from regrow.cli.errors import explain, flush_output
 
         code = explain(error)
         flush_output()
-    sys.exit(code)
+    return code
 
 
 def call(arguments: Sequence[str]) -> int:

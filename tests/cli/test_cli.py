@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import signal
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from regrow import models
 from regrow.cli import demo, main
 from regrow.methods.registry import find_method
 from regrow.runs.folder import read_metrics, read_recipe
+from regrow.runs.stop import StoppedError
 from regrow.train.display import Display, result_table
 from regrow.train.run import run
 from tests.train.test_run import METHODS, QUICK
@@ -374,6 +376,18 @@ def test_another_broken_pipe_is_not_hidden(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="1"):
         main(["recipes"])
     assert "a worker died" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StoppedError(signal.SIGINT, 7, "runs/mine")])
+def test_an_interrupted_command_says_so_in_one_line(monkeypatch, capsys, error):
+    def stop(arguments):
+        raise error
+
+    monkeypatch.setattr("regrow.cli.call", stop)
+    code, _, said = call(capsys, "report", "runs")
+    assert code == 130
+    assert said.startswith("regrow: stopped by SIGINT")
+    assert said.count("\n") == 1
 
 
 def test_a_closed_stdout_is_not_an_error():
