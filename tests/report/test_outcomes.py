@@ -242,6 +242,9 @@ def test_a_folder_without_runs_is_refused(tmp_path):
         find_runs([tmp_path])
     with pytest.raises(RunFolderError, match="does not exist"):
         find_runs([tmp_path / "missing"])
+    (tmp_path / "results.jsonl").touch()
+    with pytest.raises(RunFolderError, match=r"To read its results, pass .*\*\.jsonl"):
+        find_runs([tmp_path])
 
 
 def test_a_file_of_results_gives_the_outcomes_that_the_runs_gave(runs, tmp_path):
