@@ -84,6 +84,9 @@ def with_recipe(arguments: Sequence[str]) -> tuple[Callable[..., int], Sequence[
         _check_named(recipe, arguments, folder)
     else:
         recipe = Recipe()
+    method = _given("--method", arguments) or recipe.method
+    if _given("--sparsity", arguments) is not None and not Recipe(method=method).takes_sparsity:
+        raise UsageError(f"--sparsity is not for method {method}: see regrow methods {method}")
     return partial(train, recipe=Fields(**dataclasses.asdict(recipe))), arguments
 
 

@@ -195,6 +195,8 @@ def test_a_recipe_after_the_options_is_an_error(capsys, tmp_path, monkeypatch, n
         (("train", "digits", "--save-every", "nan"), "--save-every must be at least 0, got nan"),
         (("train", "digits", "--nproc", "0"), "--nproc must be at least 1, got 0"),
         (("train", "digits", "--nproc", "-2", "--dry-run"), "--nproc must be at least 1, got -2"),
+        (("train", "digits", "--sparsity=0.9", "--method", "SR-STE"), "--sparsity is not for method SR-STE"),
+        (("train", "digits", "--method", "dense", "--sparsity", "0.9"), "--sparsity is not for method dense"),
         (("report",), "a report needs at least one run"),
         (("report", "runs", "-o", "r.csv"), "--out must be an .html file, got r.csv"),
         (("train", "digits", "--restarts", "-1"), "--restarts must be at least 0, got -1"),
