@@ -267,7 +267,7 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
     pruner: Pruner = method(model, optimizer, **options)
     if "total_steps" not in options:  # methods that know the length of training check it themselves
         if problem := pruner.shortfall(recipe.epochs * steps):
-            raise RecipeError(problem)
+            raise ValueError(problem)
         pruner.warn_if_idle(recipe.epochs * steps)
     if method.every_divides_epoch and steps % pruner.every:
         raise RecipeError(
