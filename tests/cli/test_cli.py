@@ -38,9 +38,10 @@ QUICK_OPTIONS = ("--width", "4", "--epochs", "2", "--batch", "256", "--threads",
 
 
 def test_python_m_regrow_shows_the_commands():
-    shown = subprocess.run([sys.executable, "-m", "regrow"], capture_output=True, text=True, check=True).stdout
+    done = subprocess.run([sys.executable, "-m", "regrow"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, "a command is missing"
     for command in ("train", "sweep", "demo", "recipes", "methods", "inspect", "env", "completion"):
-        assert command in shown
+        assert command in done.stdout
 
 
 def test_training_shows_a_summary_a_line_per_epoch_and_the_result(capsys, tmp_path):
@@ -190,6 +191,13 @@ def test_a_recipe_after_the_options_is_an_error(capsys, tmp_path, monkeypatch, n
         (("recipes", "cifar-resnet-20"), "Did you mean 'cifar-resnet20'"),
         (("inspect", "resnet-20"), "Did you mean 'resnet20'"),
         (("trein", "digits"), "unknown command 'trein'. Did you mean 'train'? The commands are train, sweep, "),
+        (("version",), "regrow: unknown command 'version'. The commands are train, sweep, "),
+        (("train", "sweep.toml"), "sweep.toml is a sweep: regrow sweep sweep.toml"),
+        (
+            ("train", "digits", "--method", "rigl", "--settle", "0.1"),
+            "rigl has no option settle, got 0.1. It is for dpf.",
+        ),
+        (("train", "digits", "--epochs", "0"), "0 needs --init"),
         (("xyz",), "regrow: unknown command 'xyz'. The commands are train, sweep, "),
         (("train", "digits", "--save-every", "-3"), "--save-every must be at least 0, got -3"),
         (("train", "digits", "--save-every", "nan"), "--save-every must be at least 0, got nan"),
@@ -204,6 +212,7 @@ def test_a_recipe_after_the_options_is_an_error(capsys, tmp_path, monkeypatch, n
 )
 def test_a_mistake_is_an_error_with_a_suggestion(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep.toml").write_text("[grid]\nseed = [0, 1]\n")
     code, _, said = call(capsys, *arguments)
     assert code == 2
     assert message in " ".join(said.replace("│", " ").split())
@@ -331,6 +340,8 @@ def test_the_demo_shows_that_one_shot_pruning_loses_accuracy_and_dpf_does_not(ca
     assert "δ" not in said
     assert "flips" not in said
     assert "What to try next" in said
+    _, again, _ = call(capsys, "demo", "--out", tmp_path / "demo")
+    assert "\ndense: finished run found, not repeated\none-shot: finished run found" in again
 
 
 def test_folder_names_are_printed_without_markup(capsys, tmp_path, monkeypatch):
