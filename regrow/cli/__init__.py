@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 
 from regrow import __version__
@@ -19,17 +20,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command in `arguments` (by default those of the process) and exit with its code."""
     _open_standard_streams()
     try:
-        code = call(list(sys.argv[1:] if arguments is None else arguments))
+        code = _code(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        print("regrow: stopped by SIGINT", file=sys.stderr)
+        code = 130
+    sys.exit(code)
+
+
+def _code(arguments: Sequence[str]) -> int:
+    """Run the command in `arguments` and return its exit code, also after an expected error."""
+    try:
+        code = call(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
-            sys.exit(1)
+            return 1
         from regrow.cli.errors import explain, flush_output
 
         code = explain(error)
         flush_output()
-    sys.exit(code)
+    return code
 
 
 def call(arguments: Sequence[str]) -> int:
@@ -42,13 +53,17 @@ def call(arguments: Sequence[str]) -> int:
         import tyro
     except ImportError:
         sys.exit(f"regrow: the command line needs more packages: {install_hint('cli')}")
+    if not arguments:
+        with suppress(SystemExit):
+            call(["--help"])
+        return 2
     commands, arguments = _commands(arguments)
     _check_name(arguments[:1], commands)
     code: int = tyro.extras.subcommand_cli_from_dict(
         commands,
         prog="regrow",
         description="Train sparse neural networks in one pass. Start with: regrow train digits",
-        args=list(arguments) or ["--help"],
+        args=list(arguments),
         config=(tyro.conf.OmitArgPrefixes,),
     )
     return code
@@ -91,7 +106,7 @@ def _check_name(name: Sequence[str], commands: dict[str, Callable[..., int]]) ->
     from regrow.runs.recipe import UsageError
 
     if name and not name[0].startswith("-") and name[0] not in commands:
-        hint = did_you_mean(name[0], commands, cutoff=0.5)
+        hint = did_you_mean(name[0], commands, cutoff=0.6)
         raise UsageError(f"unknown command {name[0]!r}.{hint} The commands are {', '.join(commands)}.")
 
 

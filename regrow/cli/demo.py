@@ -94,14 +94,16 @@ def _display(console: Console, name: str) -> Any:
     from regrow.train.display import Display
     from regrow.train.events import Event, Finished, Started
 
-    display = Display(console, lines_every=5, tables=False)
+    display, trained = Display(console, lines_every=5, tables=False), False
 
     def show(event: Event) -> None:
+        nonlocal trained
         if isinstance(event, Started):
+            trained = True
             console.print(name, style="bold")
         display(event)
         if isinstance(event, Finished):
-            console.print()
+            console.print("" if trained else f"{name}: finished run found, not repeated")
 
     return show
 

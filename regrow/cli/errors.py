@@ -17,6 +17,7 @@ def explain(error: Exception) -> int:
     from regrow.files.model_file import FormatError
     from regrow.runs.folder import FIXES, RunFolderError, cannot_write
     from regrow.runs.recipe import UsageError
+    from regrow.runs.stop import StoppedError
     from regrow.sweep import ClusterError, SweepError
     from regrow.train.distributed import ProcessesDiedError, Rank0Error, launched_rank
     from regrow.train.loop import DivergedError
@@ -25,6 +26,8 @@ def explain(error: Exception) -> int:
     expected = of_all_ranks | DataError | FormatError | RunFolderError | SweepError | ClusterError | ProcessesDiedError
     if isinstance(error, UsageError):
         code = MISUSED
+    elif isinstance(error, StoppedError):
+        code, error = 128 + error.signal, RuntimeError(f"{error}, all saved. Resume with the same command.")
     elif isinstance(error, expected) or (isinstance(error, ImportError) and "regrow[" in str(error)):
         code = FAILED  # an ImportError of ours says which extra is not installed
     elif isinstance(error, OSError) and error.errno in FIXES and error.filename:

@@ -95,13 +95,13 @@ def export(
 
 
 def _normalization(source: Path) -> dict[str, Any]:
-    """Return mean and standard deviation of the data that a run was trained on; nothing for a model file."""
-    if not (source / "recipe.toml").is_file():
-        return {}
+    """Return mean and standard deviation of the data of a run; nothing for user data or a model file."""
     from regrow.data import info
     from regrow.runs.folder import read_recipe
 
-    facts = info(read_recipe(source).data)
+    if not (source / "recipe.toml").is_file() or ":" in (name := read_recipe(source).data):
+        return {}
+    facts = info(name)
     return {"mean": facts.mean, "std": facts.std}
 
 

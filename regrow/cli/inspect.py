@@ -157,6 +157,8 @@ def report(
     from regrow.report.published import in_the_paper
 
     check_file(out, "report.html")
+    if out.suffix != ".html":
+        raise UsageError(f"--out must be an .html file, got {out}.")
     path = write_report(runs, out, title=title, note=note, published=in_the_paper, figures=figures)
     print(f"report in {path}" + (f", figures in {figures}" if figures else ""))
     return 0

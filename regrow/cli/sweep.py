@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -45,7 +44,7 @@ def sweep(
         retries: How often a crashed run is restarted without a new checkpoint before it counts as failed.
         dry_run: List the runs and their state; start nothing.
     """
-    from regrow.sweep import Resources, SweepStoppedError, read_sweep, run_all
+    from regrow.sweep import Resources, read_sweep, run_all
 
     recipes, folder = read_sweep(file), out or Path("runs") / file.stem
     if dry_run:
@@ -66,10 +65,6 @@ def sweep(
             # All recipes come from the file that the user gave.
             imports={name for recipe in recipes for name in recipe.imports},
         )
-    except SweepStoppedError as stopped:
-        display.close()
-        print(f"regrow: {stopped}, all saved. Resume with the same command.", file=sys.stderr)
-        return 128 + stopped.signal
     finally:
         display.close()
     display.console.print(f"all finished. Compare them: regrow report {folder}", soft_wrap=True)

@@ -84,6 +84,9 @@ def with_recipe(arguments: Sequence[str]) -> tuple[Callable[..., int], Sequence[
         _check_named(recipe, arguments, folder)
     else:
         recipe = Recipe()
+    method = _given("--method", arguments) or recipe.method
+    if _given("--sparsity", arguments) is not None and not Recipe(method=method).takes_sparsity:
+        raise UsageError(f"--sparsity is not for method {method}: see regrow methods {method}")
     return partial(train, recipe=Fields(**dataclasses.asdict(recipe))), arguments
 
 
@@ -173,8 +176,10 @@ class _Optional:
             return
         try:
             self._listener(event)
-        except (Exception, SystemExit) as error:  # rich exits if a pipe is closed
+        except (Exception, SystemExit) as error:  # rich exits if the pipe is closed, as by head
             name, self._listener = getattr(self._listener, "__name__", type(self._listener).__name__), None
+            if isinstance(error, BrokenPipeError | SystemExit):
+                return
             text = f"{name.strip('_')}: {type(error).__name__}: {error}".partition("\n")[0]
             _quietly(lambda: print(f"regrow: {text}. The run continues without it.", file=sys.stderr))
 

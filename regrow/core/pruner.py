@@ -110,6 +110,8 @@ class Pruner:
         offload: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
+        if isinstance(model, Optimizer):
+            raise TypeError(f"model and optimizer are swapped: {type(self).__name__}(model, optimizer, ...)")
         self.unit, self.channels, self.weight_decay_at, self._offload = unit, channels, weight_decay_at, offload
         self.criterion = self.criterion if criterion is None else criterion
         self.optimizer = base_optimizer(optimizer)
@@ -491,7 +493,7 @@ class Pruner:
     def __repr__(self) -> str:
         # The reached sparsity is counted over all processes: a print in one of them must not wait for the others.
         target = f"target sparsity {self.requested:.1%}, {len(self.targets)} tensors"
-        dense = f", {self.spared} stays dense" if self.spared else ""
+        dense = f", {self.spared!r} stays dense" if self.spared else ""
         return f"<{type(self).__name__} at step {self.step}: {target}{dense}, every={self.every}>"
 
     def __reduce__(self) -> NoReturn:

@@ -147,6 +147,10 @@ def mask_period(
     return every
 
 
+TOO_SHORT = "End the ramp earlier, choose a smaller every, or train longer."
+"""Advice for a schedule that does not reach its final sparsity."""
+
+
 def shortfall(schedules: Mapping[str, Schedule], *, last: int, steps: int, every: int) -> str:
     """Return why the last mask update, after step `last`, is too early for a final sparsity; empty if it is not."""
     for pattern, schedule in schedules.items():
@@ -154,9 +158,9 @@ def shortfall(schedules: Mapping[str, Schedule], *, last: int, steps: int, every
         if final is not None and end is not None and schedule(last) < final:
             of = f" of {pattern!r}" if len(schedules) > 1 else ""
             return (
-                f"the sparsity of {final:.1%}{of} is not reached: {schedule!r} ends at step {end}, and the last mask "
+                f"the sparsity of {final:.1%}{of} is not reached: its ramp ends at step {end}, and the last mask "
                 f"update of this training ({steps:,} steps, every={every}) is after step {last}, with "
-                f"{schedule(last):.1%}. End the ramp earlier, choose a smaller every, or train longer."
+                f"{schedule(last):.1%}. {TOO_SHORT}"
             )
     return ""
 

@@ -150,7 +150,9 @@ def open_safetensors(path: Path, framework: str) -> Iterator[Any]:
 
 
 def _hint(path: Path) -> str:
-    """Return advice for files of torch.save."""
+    """Return advice for files of torch.export and torch.save."""
+    if path.suffix == ".pt2":
+        return " It looks like a file of torch.export: read it with torch.export.load(path)."
     with path.open("rb") as file:
         if file.read(len(ZIP)) != ZIP:
             return ""

@@ -35,7 +35,7 @@ from regrow.report.tables import (
 from regrow.runs.find import Run, find_runs
 from regrow.runs.folder import write_whole
 from regrow.runs.outcomes import Outcome, group
-from regrow.runs.recipe import Recipe
+from regrow.runs.recipe import Recipe, UsageError
 from regrow.text import duration
 
 
@@ -55,6 +55,8 @@ def write_report(
     >>> write_report(["runs"], "report.html", figures="figures")
     """
     runs = find_runs(paths)
+    if not runs:
+        raise UsageError("a report needs at least one run: pass run folders, or folders that contain some.")
     groups, repeated = group(runs)
     tasks = make_tasks(groups, runs)
     write_whole(Path(out), _page(tasks, runs, repeated, title, note, published).encode())

@@ -91,7 +91,8 @@ def find_runs(paths: Iterable[Path | str]) -> list[Run]:
             raise RunFolderError(f"{path} does not exist. Pass run folders, or folders that contain some.")
         found = {folder.resolve(): folder for folder in _run_folders(path)}
         if not found:
-            raise RunFolderError(f"there is no run in {path}. A run folder has a recipe.toml.")
+            results = f" To read its results, pass {path / '*.jsonl'}" if any(path.glob("*.jsonl")) else ""
+            raise RunFolderError(f"there is no run in {path}. A run folder has a recipe.toml.{results}")
         folders = found | folders
     return [read_run(folder) for folder in sorted(folders.values())] + recorded
 
@@ -127,7 +128,7 @@ def _finished(folder: Path, result: Any, origin: str) -> Run:
 def _run_folders(path: Path) -> Iterator[Path]:
     for folder, inside, files in os.walk(path):
         if "recipe.toml" in files:
-            inside.clear()
+            inside[:] = [name for name in inside if name not in ("plots", "tensorboard")]
             yield Path(folder)
 
 

@@ -157,6 +157,14 @@ def entered(folder: Path) -> Iterator[None]:
             raise
 
 
+def check_not_in_a_run(folder: Path) -> None:
+    """Raise if `folder` or a folder above it is the folder of another run."""
+    for each in (folder, *folder.absolute().parents):
+        # A recipe.toml alone may be a recipe that the user has written.
+        if (each / "recipe.toml").is_file() and (each is folder or (each / "metrics.jsonl").is_file()):
+            raise RunFolderError(f"{each} is the folder of one run. Choose another folder with --out.")
+
+
 def read_recipe(folder: Path | str) -> Recipe:
     """Return the recipe of the run in `folder`."""
     path = Path(folder) / "recipe.toml"

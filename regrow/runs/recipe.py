@@ -211,7 +211,10 @@ class Recipe:
     @classmethod
     def read(cls, path: Path | str) -> Recipe:
         """Read a TOML recipe."""
-        return cls.of(read_toml(Path(path)), str(path))
+        fields = read_toml(Path(path))
+        if "grid" in fields:
+            raise RecipeError(f"{path} is a sweep: regrow sweep {path}")
+        return cls.of(fields, str(path))
 
     def to_toml(self) -> str:
         """Return the recipe with all defaults as TOML; `read` is the inverse."""
@@ -354,7 +357,7 @@ def _check_ranges(recipe: Recipe) -> None:
         if (name := option.partition("=")[0].strip()) in PASSED_ON:
             raise RecipeError(f"options has {option!r}, but {name} is a field of recipes: --{name.replace('_', '-')}")
     if not recipe.epochs and recipe.init is None:
-        raise RecipeError("epochs must be at least 1, got 0: only the weights of init can be pruned at once")
+        raise RecipeError("epochs must be at least 1, got 0: 0 needs --init, whose weights are pruned at once")
     for name in ("model", "data"):
         if ":" in (value := getattr(recipe, name)) and not _CALLABLE.fullmatch(value):
             raise RecipeError(f"{name} must be a name or have the form package.module:callable, got {value!r}")

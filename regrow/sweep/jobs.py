@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from regrow.runs.folder import InUseError, RunFolderError, open_inside, read_result, writing
+from regrow.runs.folder import InUseError, RunFolderError, check_not_in_a_run, open_inside, read_result, writing
 from regrow.runs.recipe import Recipe, RecipeError
 from regrow.runs.stop import GRACE, StoppedError, stop_with_parent
 
@@ -108,6 +108,7 @@ class Executor(Protocol):
 
 def jobs_for(recipes: Sequence[Recipe], folder: Path, imports: Collection[str] = ()) -> list[Job]:
     """Return a job for each recipe; equal recipes have the same folder."""
+    check_not_in_a_run(folder)
     allowed = frozenset(imports)
     return [Job(recipe, folder / recipe.folder_name(), recipe.key(), allowed) for recipe in recipes]
 

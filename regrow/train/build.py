@@ -28,7 +28,7 @@ from regrow.data.registry import DatasetInfo
 from regrow.files.model_file import FormatError, difference
 from regrow.files.packed import load
 from regrow.files.torch_file import load_torch_file
-from regrow.methods.registry import find_method, method_options, ramps
+from regrow.methods.registry import METHODS, find_method, method_options, ramps
 from regrow.runs.recipe import PASSED_ON, Recipe, RecipeError
 from regrow.text import did_you_mean
 from regrow.train.distributed import Ranks
@@ -267,7 +267,7 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
     pruner: Pruner = method(model, optimizer, **options)
     if "total_steps" not in options:  # methods that know the length of training check it themselves
         if problem := pruner.shortfall(recipe.epochs * steps):
-            raise RecipeError(problem)
+            raise ValueError(problem)
         pruner.warn_if_idle(recipe.epochs * steps)
     if method.every_divides_epoch and steps % pruner.every:
         raise RecipeError(
@@ -316,7 +316,9 @@ def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> 
     given |= dict(map(_parse, recipe.options))
     for name, value in given.items():
         if name not in known:
-            hint = did_you_mean(name, known, cutoff=0.5) or f" It takes {', '.join(known)}."
+            owners = [each for each in METHODS if name in method_options(find_method(each))]
+            hint = f" It is for {owners[0]}." if len(owners) == 1 else did_you_mean(name, known, cutoff=0.5)
+            hint = hint or f" It takes {', '.join(known)}."
             raise RecipeError(f"{recipe.method} has no option {name}, got {value!r}.{hint}")
         if isinstance(known[name], bool) and not isinstance(value, bool):
             raise RecipeError(f"{name} must be true or false, got {value!r}")

@@ -18,6 +18,7 @@ from regrow.core.bits import unpack
 from regrow.core.distributed import is_sharded, local_part
 from regrow.core.modules import evaluating
 from regrow.core.pruner import Pruner
+from regrow.core.schedule import TOO_SHORT
 from regrow.core.state import Masks
 from regrow.data import DataError
 from regrow.methods.fixed import Fixed
@@ -307,7 +308,8 @@ def make_trainer(
     except (DataError, RecipeError, StateError):
         raise
     except ValueError as error:
-        raise RecipeError(str(error)) from error
+        fixes = "Lower --ramp-end or --every, or raise --epochs."
+        raise RecipeError(str(error).replace(TOO_SHORT, fixes)) from error
 
 
 @torch.no_grad()

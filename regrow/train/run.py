@@ -23,6 +23,7 @@ from regrow.runs.folder import (
     Metrics,
     RunFolderError,
     check_entries,
+    check_not_in_a_run,
     entered,
     read_metrics,
     read_result,
@@ -99,6 +100,7 @@ def _completed(recipe: Recipe, folder: Path) -> Recipe:
                 stacklevel=2,
             )
         return dataclasses.replace(recipe, parallel=saved.parallel)
+    check_not_in_a_run(folder)
     if foreign := sorted(entry.name for entry in folder.iterdir() if entry.name not in ("lock", "log.txt")):
         raise RunFolderError(
             f"{folder} is not a run folder but has files ({foreign[0]}, …). Choose another with --out."

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import signal
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from regrow import models
 from regrow.cli import demo, main
 from regrow.methods.registry import find_method
 from regrow.runs.folder import read_metrics, read_recipe
+from regrow.runs.stop import StoppedError
 from regrow.train.display import Display, result_table
 from regrow.train.run import run
 from tests.train.test_run import METHODS, QUICK
@@ -36,9 +38,10 @@ QUICK_OPTIONS = ("--width", "4", "--epochs", "2", "--batch", "256", "--threads",
 
 
 def test_python_m_regrow_shows_the_commands():
-    shown = subprocess.run([sys.executable, "-m", "regrow"], capture_output=True, text=True, check=True).stdout
+    done = subprocess.run([sys.executable, "-m", "regrow"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, "a command is missing"
     for command in ("train", "sweep", "demo", "recipes", "methods", "inspect", "env", "completion"):
-        assert command in shown
+        assert command in done.stdout
 
 
 def test_training_shows_a_summary_a_line_per_epoch_and_the_result(capsys, tmp_path):
@@ -57,7 +60,7 @@ def test_a_training_too_short_for_its_sparsity_is_refused_before_it_starts(capsy
     code, said, problem = call(capsys, "train", "digits", *short, "--out", tmp_path / "new" / "short")
     assert (code, said) == (2, "")
     assert "the sparsity of 90.0% is not reached" in problem
-    assert "End the ramp earlier, choose a smaller every, or train longer." in problem
+    assert problem.endswith("Lower --ramp-end or --every, or raise --epochs.\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -188,16 +191,28 @@ def test_a_recipe_after_the_options_is_an_error(capsys, tmp_path, monkeypatch, n
         (("recipes", "cifar-resnet-20"), "Did you mean 'cifar-resnet20'"),
         (("inspect", "resnet-20"), "Did you mean 'resnet20'"),
         (("trein", "digits"), "unknown command 'trein'. Did you mean 'train'? The commands are train, sweep, "),
+        (("version",), "regrow: unknown command 'version'. The commands are train, sweep, "),
+        (("train", "sweep.toml"), "sweep.toml is a sweep: regrow sweep sweep.toml"),
+        (
+            ("train", "digits", "--method", "rigl", "--settle", "0.1"),
+            "rigl has no option settle, got 0.1. It is for dpf.",
+        ),
+        (("train", "digits", "--epochs", "0"), "0 needs --init"),
         (("xyz",), "regrow: unknown command 'xyz'. The commands are train, sweep, "),
         (("train", "digits", "--save-every", "-3"), "--save-every must be at least 0, got -3"),
         (("train", "digits", "--save-every", "nan"), "--save-every must be at least 0, got nan"),
         (("train", "digits", "--nproc", "0"), "--nproc must be at least 1, got 0"),
         (("train", "digits", "--nproc", "-2", "--dry-run"), "--nproc must be at least 1, got -2"),
+        (("train", "digits", "--sparsity=0.9", "--method", "SR-STE"), "--sparsity is not for method SR-STE"),
+        (("train", "digits", "--method", "dense", "--sparsity", "0.9"), "--sparsity is not for method dense"),
+        (("report",), "a report needs at least one run"),
+        (("report", "runs", "-o", "r.csv"), "--out must be an .html file, got r.csv"),
         (("train", "digits", "--restarts", "-1"), "--restarts must be at least 0, got -1"),
     ],
 )
 def test_a_mistake_is_an_error_with_a_suggestion(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep.toml").write_text("[grid]\nseed = [0, 1]\n")
     code, _, said = call(capsys, *arguments)
     assert code == 2
     assert message in " ".join(said.replace("│", " ").split())
@@ -325,6 +340,8 @@ def test_the_demo_shows_that_one_shot_pruning_loses_accuracy_and_dpf_does_not(ca
     assert "δ" not in said
     assert "flips" not in said
     assert "What to try next" in said
+    _, again, _ = call(capsys, "demo", "--out", tmp_path / "demo")
+    assert "\ndense: finished run found, not repeated\none-shot: finished run found" in again
 
 
 def test_folder_names_are_printed_without_markup(capsys, tmp_path, monkeypatch):
@@ -374,6 +391,18 @@ def test_another_broken_pipe_is_not_hidden(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="1"):
         main(["recipes"])
     assert "a worker died" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StoppedError(signal.SIGINT, 7, "runs/mine")])
+def test_an_interrupted_command_says_so_in_one_line(monkeypatch, capsys, error):
+    def stop(arguments):
+        raise error
+
+    monkeypatch.setattr("regrow.cli.call", stop)
+    code, _, said = call(capsys, "report", "runs")
+    assert code == 130
+    assert said.startswith("regrow: stopped by SIGINT")
+    assert said.count("\n") == 1
 
 
 def test_a_closed_stdout_is_not_an_error():

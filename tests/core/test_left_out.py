@@ -102,7 +102,7 @@ def test_the_layer_that_stays_dense_is_named():
     model = net(a=nn.Linear(8, 32), fc=nn.Linear(32, 10))
     pruner = regrow.DPF(model, torch.optim.SGD(model.parameters(), lr=0.1), sparsity=0.5)
     assert pruner.spared == "fc"
-    assert "fc stays dense" in repr(pruner)
+    assert "'fc' stays dense" in repr(pruner)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_stats_are_those_of_the_present_masks_and_weights(trained):
 def test_the_repr_of_a_pruner_has_its_step_and_its_target_sparsity(trained):
     pruner = trained[2]
     target = f"target sparsity {pruner.requested:.1%}, {len(pruner.targets)} tensors"
-    assert repr(pruner) == f"<DPF at step 30: {target}, {pruner.spared} stays dense, every={pruner.every}>"
+    assert repr(pruner) == f"<DPF at step 30: {target}, {pruner.spared!r} stays dense, every={pruner.every}>"
 
 
 def test_flips_count_the_mask_elements_that_changed(trained):

@@ -81,6 +81,10 @@ def attached_twice():
 
 
 MISTAKES = {
+    "swapped arguments": (
+        lambda _: regrow.DPF(*reversed(parts()), sparsity=0.9),
+        r"model and optimizer are swapped: DPF\(model, optimizer, \.\.\.\)",
+    ),
     "a percentage": (lambda _: dpf(sparsity=90), r"sparsity must be in \[0, 1\), got 90\. Did you mean 0\.9\?"),
     "a text": (lambda _: dpf(sparsity="0.9"), r"sparsity must be a number in \[0, 1\) or a schedule, got '0\.9'"),
     "a fraction as end": (lambda _: regrow.Cubic(0.9, end=0.75), r"end is an optimizer step, got 0\.75"),

@@ -214,6 +214,13 @@ def test_runs_are_found_at_any_depth_once(runs):
     assert len(names) == 7
 
 
+def test_runs_inside_the_folder_of_a_run_are_found(runs, tmp_path):
+    shutil.copytree(runs / "dense", tmp_path / "run")
+    for inside in ("a/b", "plots/c"):
+        shutil.copytree(runs / "dense", tmp_path / "run" / inside)
+    assert [run.folder for run in find_runs([tmp_path])] == [tmp_path / "run", tmp_path / "run" / "a" / "b"]
+
+
 def test_listing_finished_runs_opens_only_result_json(runs, tmp_path):
     shutil.copytree(runs / "dense", tmp_path / "dense")
     (tmp_path / "dense" / "metrics.jsonl").write_text("damaged\n")
@@ -247,6 +254,9 @@ def test_a_folder_without_runs_is_refused(tmp_path):
         find_runs([tmp_path])
     with pytest.raises(RunFolderError, match="does not exist"):
         find_runs([tmp_path / "missing"])
+    (tmp_path / "results.jsonl").touch()
+    with pytest.raises(RunFolderError, match=r"To read its results, pass .*\*\.jsonl"):
+        find_runs([tmp_path])
 
 
 def test_a_file_of_results_gives_the_outcomes_that_the_runs_gave(runs, tmp_path):

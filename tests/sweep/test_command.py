@@ -2,6 +2,7 @@
 
 import pytest
 
+from regrow.train.run import run
 from tests.cli.test_cli import call
 from tests.sweep.test_run_all import QUICK
 
@@ -31,6 +32,24 @@ def test_a_sweep_is_listed_run_and_found_finished(capsys, tmp_path, sweep):
     code, said, _ = call(capsys, *arguments)
     assert code == 0
     assert said.startswith("2 runs, 2 of them finished\n")
+
+
+def test_runs_are_not_nested(capsys, tmp_path, sweep):
+    run(QUICK, tmp_path / "run")
+    for arguments in (("sweep", sweep), ("sweep", sweep, "--dry-run"), ("train", "digits")):
+        for folder in (tmp_path / "run", tmp_path / "run" / "a" / "b"):
+            code, said, errors = call(capsys, *arguments, "--out", folder)
+            assert (code, said) == (1, "")
+            other = (
+                "holds another run" if (arguments[0], folder.name) == ("train", "run") else "is the folder of one run"
+            )
+            assert f"{tmp_path / 'run'} {other}" in errors
+    assert not (tmp_path / "run" / "a").exists()
+
+
+def test_a_recipe_file_of_the_user_is_not_a_run_folder(capsys, tmp_path, sweep):
+    (tmp_path / "recipe.toml").write_text(QUICK.to_toml(), encoding="utf-8")
+    assert call(capsys, "sweep", sweep, "--out", tmp_path / "runs", "--dry-run")[0] == 0
 
 
 def test_a_failed_run_is_named_with_its_reason_and_sets_the_exit_code(capsys, tmp_path, sweep):

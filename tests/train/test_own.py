@@ -234,13 +234,22 @@ def test_commands_work_on_a_run_whose_network_is_named(finished, capsys):
     assert "MACs" in capsys.readouterr().out
     assert Path("imported").exists(), "or the tests above could not fail"
     assert command("export", finished, "--model", MODEL, "--to", "program") == 0
-    assert (finished / "model.pt2").is_file()
+    assert command("inspect", finished / "model.pt2") == 1
+    assert "torch.export.load" in capsys.readouterr().err
     assert command("export", finished / "model.safetensors", "--model", MODEL) == 2
     assert "--input 3 32 32" in capsys.readouterr().err
     assert command("export", finished / "model.safetensors", "--model", MODEL, "--input", 1, 8, 8) == 0
     assert command("inspect", finished, "--model", "foreign.net:few_classes") == 2
     assert "is not the network in run" in capsys.readouterr().err
     assert command("train", "--resume", finished, "--model", MODEL, "--data", SETS) == 0
+
+
+def test_a_run_on_the_data_of_a_user_becomes_webassembly():
+    recipe = OWN.changed(model="small")
+    run(recipe, "run", imports=recipe.imports)
+    forget()
+    assert command("export", "run", "--to", "wasm") == 0
+    assert not Path("imported").exists()
 
 
 def test_a_recipe_file_that_the_user_gives_may_name_code():
