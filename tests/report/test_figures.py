@@ -206,6 +206,12 @@ def test_labels_do_not_overlap_and_stay_in_the_order_of_their_lines():
     assert places[4] == 1.0
 
 
+def test_the_filters_of_a_figure_apply_to_all_of_its_layers(figures):
+    for figure in figures.values():
+        assert figure.spec["data"] == {"name": "rows"}
+        assert not any(layer.get("data") for layer in figure.spec.get("layer", []))
+
+
 def test_values_outside_the_axis_are_marked_and_described(task, monkeypatch):
     entries = [entry for entry in task.entries if entry.group.level is None]
     assert "Triangles" not in curve_figure(TRAINING[0], entries, task.series, None).caption

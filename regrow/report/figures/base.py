@@ -6,6 +6,7 @@ import copy
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from regrow.text import optional_module
@@ -63,8 +64,16 @@ def altair() -> Any:
 
 
 def new_chart() -> Any:
-    """Return an empty chart; `finish` adds its data."""
-    return altair().Chart(altair().NamedData(name="rows"))
+    """Return an empty chart; `finish` adds its data.
+
+    All charts have the same data object: layers with data of their own ignore the filters of the whole chart.
+    """
+    return altair().Chart(_named_rows())
+
+
+@cache
+def _named_rows() -> Any:
+    return altair().NamedData(name="rows")
 
 
 def finish(chart: Any, rows: Sequence[Mapping[str, Any]], *, height: int = HEIGHT) -> dict[str, Any]:
