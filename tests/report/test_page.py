@@ -219,12 +219,20 @@ def test_the_controls_of_the_page_change_its_figures(page):
         shown = browser.evaluate("[...document.querySelectorAll('input[name=shown]')].map(box => box.value)")
         assert set(shown) == {"Dense", "DPF", "DPF + FT", "OneShot"}
         assert browser.evaluate("document.querySelector('select[name=level]').value") == "0.9"
+        controls = "document.querySelector('.controls')"
+        assert browser.evaluate(f"{controls}.scrollWidth <= {controls}.clientWidth"), "no control is hidden"
+        title = "document.querySelector('figure.accuracy h4').textContent"
+        assert browser.evaluate(title) == "Accuracy, 90 %"
+        points = "document.querySelectorAll('.tradeoff .mark-rule line').length"
+        drawn = browser.evaluate(points)
         assert browser.evaluate(lines) == 3, "dense, DPF and one-shot"
         browser.evaluate("document.querySelector('input[value=Dense]').click()")
         browser.wait_for(f"{lines} === 2")
+        browser.wait_for(f"{points} < {drawn}")
         level = "const level = document.querySelector('select[name=level]'); level.value = '0.5';"
         browser.evaluate(level + "level.dispatchEvent(new Event('change', {bubbles: true}))")
         browser.wait_for(f"{lines} === 2")
+        assert browser.evaluate(title) == "Accuracy, 50 %"
         browser.evaluate("document.querySelector('button[data-all=true]').click()")
         browser.wait_for(f"{lines} === 3")
         browser.screen(1280, 900, dark=True)
