@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ AT_LEVEL = "datum.level == null || datum.level == level"
 
 HEIGHT = 260
 """Height of the plot in pixels."""
-LABEL_WIDTH = 120
+LABEL_WIDTH = 140
 """Maximum width in pixels of the labels next to a plot; the plot shrinks to make room for them."""
 
 
@@ -153,15 +154,16 @@ def label_places(values: Mapping[str, float], low: float, high: float, *, height
     if len(values) > _LABELS:
         return {}
     ends = [min(max(value, low), high) for value in values.values()]
-    places = spread(ends, gap=_LABEL_HEIGHT * (high - low) / height)
+    gap = _LABEL_HEIGHT * (high - low) / height
+    places = spread(ends, gap, low + gap / 2, high - gap / 2)
     return {name: compact(place) for name, place in zip(values, places, strict=True)}
 
 
-def spread(values: Sequence[float], gap: float) -> list[float]:
-    """Return positions near `values`, in the same order, that are at least `gap` apart: labels must not overlap.
+def spread(values: Sequence[float], gap: float, low: float = -math.inf, high: float = math.inf) -> list[float]:
+    """Return positions near `values` from `low` to `high`, in the same order and at least `gap` apart, for labels.
 
-    >>> spread([1.0, 1.0, 9.0], 2.0)
-    [0.0, 2.0, 9.0]
+    >>> spread([1.0, 1.0, 9.0], 2.0, 0.5, 9.5)
+    [0.5, 2.5, 9.0]
     """
     order = sorted(range(len(values)), key=lambda index: values[index])
     groups: list[tuple[float, list[int]]] = []  # centers, and whose labels stand around them
@@ -176,6 +178,9 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
     for center, members in groups:
         for place, index in enumerate(members):
             placed[index] = center + gap * (place - (len(members) - 1) / 2)
+    for below, index in enumerate(order):
+        above = len(order) - 1 - below
+        placed[index] = min(max(placed[index], low + gap * below), high - gap * above)
     return placed
 
 

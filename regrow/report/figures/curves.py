@@ -182,7 +182,7 @@ def _row(curve: Curve, entry: Entry, points: Points) -> dict[str, Any]:
         "series": entry.series,
         "label": entry.label if entry.group.finished else f"{entry.label} ({_end(entry.group)})",
         "level": entry.group.level,
-        "end": f"{entry.series} {curve.scale * points[-1][1].mean:.{min(curve.digits, 3)}f}",
+        "end": f"{curve.scale * points[-1][1].mean:.{min(curve.digits, 3)}f} {entry.series}",
         "last": points[-1][0],
         "epoch": [epoch for epoch, _ in points],
         "mean": [compact(curve.scale * summary.mean) for _, summary in points],
@@ -221,10 +221,11 @@ def _chart(
         .add_params(near)
     )
     labels = (
-        base.transform_calculate(place="datum.places[level == null ? 'null' : '' + level]")
+        new_chart()
+        .transform_calculate(place="datum.places[level == null ? 'null' : '' + level]")
         .transform_filter("datum.epoch == datum.last && isValid(datum.place)")
-        .mark_text(align="left", dx=8, fontSize=12, limit=LABEL_WIDTH, clip=False, aria=False)
-        .encode(y=alt.Y("place:Q", title=curve.axis), text="end:N")
+        .mark_text(align="left", dx=8, fontSize=12, limit=LABEL_WIDTH, clip=False, aria=False, x=alt.ExprRef("width"))
+        .encode(y=alt.Y("place:Q", title=curve.axis), text="end:N", color=color)
     )
     marked = [outliers(base, curve.axis, *domain, tooltip=alt.value(alt.ExprRef(_tooltip(curve))))] if clipped else []
     return (
