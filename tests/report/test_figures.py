@@ -211,6 +211,14 @@ def test_labels_stay_inside_the_plot():
     assert 0 < places["a"] < places["b"] < places["c"] < places["d"] < 100
 
 
+def test_the_legend_of_a_file_names_the_drawn_series(task):
+    figure = next(figure for figure in every_choice(task) if figure.name.endswith("-accuracy-50"))
+    root = ET.fromstring(to_svg(figure))
+    legend = next(element for element in root.iter() if "role-legend" in element.get("class", "").split())
+    named = {element.text for element in legend.iter() if element.tag.endswith("text")}
+    assert named == {"Dense", "DPF", "DPF + FT"}, "one-shot has no run at 50 %"
+
+
 def test_the_filters_of_a_figure_apply_to_all_of_its_layers(figures):
     for figure in figures.values():
         assert figure.spec["data"] == {"name": "rows"}

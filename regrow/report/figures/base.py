@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -52,11 +52,30 @@ class Figure:
     def without_legend(self) -> dict[str, Any]:
         """Return the specification without a legend, for a page that has its own."""
         spec = copy.deepcopy(self.spec)
-        for layer in spec.get("layer", []):
-            for channel in layer["encoding"].values():
-                if isinstance(channel, dict) and channel.get("field") == "series":
-                    channel["legend"] = None
+        for channel in _by_series(spec):
+            channel["legend"] = None
         return spec
+
+    def with_fitted_legend(self, width: int) -> dict[str, Any]:
+        """Return the specification with a legend of the drawn series alone, in columns that fit in `width` pixels."""
+        spec, parameters = copy.deepcopy(self.spec), self.parameters
+        rows = [row for each in spec.get("datasets", {}).values() for row in each]
+        levels = (None, parameters["level"]) if "level" in parameters else None
+        drawn = {row.get("series") for row in rows if levels is None or row["level"] in levels}
+        for channel in _by_series(spec):
+            if channel.get("legend"):
+                names = [name for name in channel["scale"]["domain"] if name in drawn]
+                columns = width // (7 * max(map(len, names)) + 40)
+                channel["legend"] |= {"values": names, "columns": min(max(columns, 1), 3)}
+        return spec
+
+
+def _by_series(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the channels that encode the series."""
+    for layer in (spec, *spec.get("layer", [])):
+        for channel in layer.get("encoding", {}).values():
+            if isinstance(channel, dict) and channel.get("field") == "series":
+                yield channel
 
 
 def altair() -> Any:
