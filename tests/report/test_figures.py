@@ -196,6 +196,12 @@ def test_a_few_outliers_do_not_stretch_the_axis_but_many_are_shown():
     assert limits([10.0, 90.0])[0] < 10, "two values are not outliers of each other"
 
 
+def test_one_low_value_does_not_hide_the_differences_of_few_others():
+    assert limits([95.8, 95.6, 96.4, 9.2], lone=True)[0] > 95
+    assert limits([95.6, 95.6, 90.0], lone=True)[0] < 90
+    assert limits([95.6, 60.0, 9.2], lone=True)[0] < 9.2
+
+
 def test_labels_do_not_overlap_and_stay_in_the_order_of_their_lines():
     values = [5.0, 5.1, 9.0, 5.05, 1.0]
     places = spread(values, 0.5, 0.0, 10.0)

@@ -131,19 +131,26 @@ def zoom() -> Any:
     )
 
 
-def limits(values: Sequence[float]) -> tuple[float, float]:
+def limits(values: Sequence[float], *, lone: bool = False) -> tuple[float, float]:
     """Return axis limits for `values`; a few that are far from all others are left outside, for `outliers` to mark.
+
+    With `lone`, this includes the lowest of few values, if it would leave the others less than a tenth of the axis.
 
     >>> limits([*range(90, 100), 10.0])
     (89.55, 99.45)
     """
     inside = list(values)
-    if len(inside) >= 8:
+    if len(inside) >= 10:
         low, _, high = statistics.quantiles(inside, n=4)
         reach = 3 * max(high - low, 1e-9)
         near = [value for value in inside if low - reach <= value <= high + reach]
         # If many values are far from the rest, they matter, and the axis includes them.
         inside = near if len(near) >= 0.9 * len(inside) else inside
+    elif lone and len(inside) > 2:
+        first, *others = sorted(inside)
+        # Values of similar size, such as 90 and 95 %, are compared on one axis.
+        if 2 * first < others[0] and others[-1] - others[0] < 0.1 * (others[-1] - first):
+            inside = others
     margin = 0.05 * (max(inside) - min(inside)) or 0.05 * abs(max(inside)) or 1.0
     return compact(min(inside) - margin), compact(max(inside) + margin)
 

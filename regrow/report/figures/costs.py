@@ -67,7 +67,7 @@ def tradeoff_figure(cost: Cost, task: Task) -> Figure | None:
     description = f"Accuracy (top-1, %) against {cost.axis}: {sentence(said)}"
     dense = any(row["level"] is None for row in rows)
     means = [row["mean"] for row in rows]
-    low, high = limits(means)
+    low, high = limits(means, lone=True)
     clipped = min(means) < low or max(means) > high
     _place_labels(rows, low, high)
     chart = _tradeoff_chart(cost, task.series, (low, high), dense=dense, clipped=clipped)
