@@ -247,7 +247,9 @@ def test_the_page_opens_with_a_sentence_and_three_numbers(page, outline):
     opening = re.search(r'<p class="opening">(.*?)</p>\s*<ul class="numbers">(.*?)</ul>', text, re.DOTALL)
     assert opening is not None
     assert text.index("opening") < text.index("<table")
-    assert re.fullmatch(r"(DPF|OneShot) 90\xa0%, the most accurate of 2, has [\d.]+\xa0% accuracy; .*", opening[1])
+    assert re.fullmatch(
+        r"(DPF|OneShot) 90\xa0%, the most accurate of 2 at 90\xa0%, has [\d.]+\xa0% accuracy; .*", opening[1]
+    )
     found = re.findall(r"<strong>(.*?)</strong> (.*?)</li>", opening[2])
     assert [said for _, said in found] == ["points of accuracy against dense", "parameters left", "MACs left"]
     assert re.fullmatch(r"[+−]\d+\.\d", found[0][0])
