@@ -85,9 +85,9 @@ DYNAMICS = (
     Curve(
         "delta",
         "Quality of the pruning, δ",
-        "δ = ‖w − ŵ‖² / ‖w‖²",
+        "δ = |w − ŵ|² / |w|²",
         "Fraction of the dense weights' squared norm that is pruned at the end of each epoch (Eq. 2 of the paper); "
-        "zero for methods that keep no dense weights.",
+        "zero for methods that keep no dense weights, and after the mask is fixed.",
         _recorded("delta"),
         digits=4,
         of_masks=True,
@@ -307,7 +307,7 @@ def _layer_chart(chosen: str, layers: int) -> Any:
             x=alt.X(
                 "epoch:O",
                 title="epoch",
-                axis=alt.Axis(labelOverlap="greedy", labelAngle=0, labelSeparation=6, ticks=False, domain=False),
+                axis=alt.Axis(labelOverlap="parity", labelAngle=0, labelSeparation=6, ticks=False, domain=False),
             ),
             y=alt.Y("layer:N", title=None, sort=None, axis=labels),
             color=alt.condition("datum.pruned >= 1", alt.value(GONE), color),
