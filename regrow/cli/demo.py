@@ -177,6 +177,7 @@ def _points(records: Mapping[str, Sequence[Mapping[str, Any]]], files: Mapping[s
     from regrow.report.figures.base import label_places
 
     ends = {name: found[-1]["top1"] for name, found in records.items()}
+    titles = {name: f"{name} + FT" if RECIPES[name].finetune_epochs else name for name in records}
     places = label_places(ends, *_AXIS, height=_HEIGHT)
     return [
         {
@@ -184,7 +185,7 @@ def _points(records: Mapping[str, Sequence[Mapping[str, Any]]], files: Mapping[s
             "epoch": record["epoch"],
             "top1": record["top1"],
             "text": f"{record['top1']:.1f} %",
-            "end": f"{name} {ends[name]:.1f} %, {files[name].stat().st_size / 1e3:.0f} kB",
+            "end": f"{titles[name]} {ends[name]:.1f} %, {files[name].stat().st_size / 1e3:.0f} kB",
             "place": places[name],
             "last": record is found[-1],
         }
@@ -212,8 +213,8 @@ def _picture(trained: int, tuned: int) -> Any:
     return alt.layer(
         tuning.mark_rect(opacity=0.12, color="gray").encode(x=start, x2="epoch"),
         tuning.mark_text(
-            align="left", baseline="bottom", dx=2, dy=-4, y=_HEIGHT, text="fine-tuning", fontSize=9
-        ).encode(x=start),
+            align="left", baseline="bottom", angle=270, dx=5, dy=-4, y=_HEIGHT, text="fine-tuning (FT)", fontSize=12
+        ).encode(x=x),
         # Until it is pruned, the one-shot model is the dense one: its line shows on both sides of that line.
         *(
             base.transform_filter(f"datum.series == '{name}'").mark_line(strokeWidth=width).encode(x=x, y=y)

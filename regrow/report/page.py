@@ -136,12 +136,12 @@ def _opening(task: Task) -> dict[str, Any] | None:
     """Return the most accurate entry at the main sparsity in a sentence and three numbers; None without one."""
     finished = [entry for entry in task.entries if entry.group.finished]
     pruned = [entry for entry in finished if entry.group.level is not None and entry.group.level == task.main_level]
-    if not pruned:
+    if not pruned or task.main_level is None:
         return None
     best = max(pruned, key=_top1)
     dense = max((entry for entry in finished if entry.group.level is None), key=_top1, default=None)
     beside = f"; the dense network has {_top1(dense):.1f} %" if dense else ""
-    compared = f", the most accurate of {len(pruned)}," if len(pruned) > 1 else ""
+    compared = f", the most accurate of {len(pruned)} at {percent(task.main_level)}," if len(pruned) > 1 else ""
     sentence = f"{best.label}{compared} has {_top1(best):.1f} % accuracy{beside}."
     change = f"{_top1(best) - _top1(dense):+.1f}".replace("-", "−") if dense else f"{_top1(best):.1f} %"
     against = "points of accuracy against dense" if dense else "accuracy (no dense run)"

@@ -22,6 +22,7 @@ Format = Literal["svg", "png", "pdf"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 _WIDTH = 460
+_FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # vl-convert brings the first: text is as wide as measured
 _PIXELS_PER_INCH = 220
 
 
@@ -39,7 +40,12 @@ def write_figures(figures: Iterable[Figure], folder: Path | str, formats: Iterab
 
 def to_svg(figure: Figure) -> str:
     """Return the figure as SVG on a white background, with title and legend."""
-    spec = {**figure.spec, "width": _WIDTH, "title": figure.title, "config": LIGHT.config()}
+    spec = {
+        **figure.with_fitted_legend(_WIDTH),
+        "width": _WIDTH,
+        "title": figure.title,
+        "config": LIGHT.config() | {"font": _FONT},
+    }
     svg: str = vl_convert().vegalite_to_svg(spec, vl_version=vega_lite_version())
     return svg
 

@@ -24,6 +24,7 @@ _TASK = ("data", "model", "width", "stem_stride", "growth", "holdout")
 # Runs that differ in these fields belong to different series, whatever their sparsity.
 _WAY = ("scope", "unit", "targets", "exclude", "include_last", "epochs")
 _NAMED_ELSEWHERE = (*_TASK, "method", "sparsity", "seed", "device", "threads")
+_COLUMNS = ("epochs", "finetune_epochs")  # columns of the leaderboard
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _entries(groups: Sequence[Group]) -> list[Entry]:
         # A field that differs only between sparsities, such as a tuned learning rate, must not split a curve.
         ways = [name for name in _varying(members, lambda _: ()) if name in _WAY]
         naming = [*ways, *(name for name in _varying(members, lambda member: member.level) if name not in ways)]
-        rest = [name for name in anywhere if name not in naming]
+        rest = [name for name in anywhere if name not in (*naming, *_COLUMNS)]
         for member in members:
             details, settings = _settings(member, naming), _settings(member, rest)
             entries.append(Entry(member, tuple(details), ", ".join(settings)))

@@ -13,7 +13,7 @@ import pytest
 
 from regrow.report import plot_run
 from regrow.report.figures import curves
-from regrow.report.figures.base import DARK, LIGHT, dash, limits, shape, spread
+from regrow.report.figures.base import DARK, LIGHT, dash, label_places, limits, shape, spread
 from regrow.report.figures.costs import COSTS, speed_figure, tradeoff_figure
 from regrow.report.figures.curves import TRAINING, curve_figure, layers_figure
 from regrow.report.render import every_choice, sections, to_svg, write_figures
@@ -144,12 +144,12 @@ def test_every_figure_becomes_a_file_in_every_format(task, tmp_path):
     assert len(paths) == 3 * len(chosen) == 6
 
 
-def test_a_drawn_curve_has_its_line_and_its_legend(figures):
+def test_a_drawn_curve_has_its_line_and_its_legend(task, figures):
     root = ET.fromstring(to_svg(figures["accuracy"]))
     text = {element.text for element in root.iter() if element.tag.endswith("text")}
     assert {"Accuracy", "epoch", "DPF", "OneShot", "Dense"} <= text
     strokes = {element.get("stroke") for element in root.iter() if element.get("stroke-width") == "2"}
-    assert strokes.issuperset(LIGHT.series[:3])
+    assert strokes.issuperset(LIGHT.series[task.series.index(name)] for name in ("DPF", "OneShot", "Dense"))
 
 
 def test_a_figure_is_the_same_every_time(runs, figures):
@@ -196,14 +196,39 @@ def test_a_few_outliers_do_not_stretch_the_axis_but_many_are_shown():
     assert limits([10.0, 90.0])[0] < 10, "two values are not outliers of each other"
 
 
+def test_one_low_value_does_not_hide_the_differences_of_few_others():
+    assert limits([95.8, 95.6, 96.4, 9.2], lone=True)[0] > 95
+    assert limits([95.6, 95.6, 90.0], lone=True)[0] < 90
+    assert limits([95.6, 60.0, 9.2], lone=True)[0] < 9.2
+
+
 def test_labels_do_not_overlap_and_stay_in_the_order_of_their_lines():
     values = [5.0, 5.1, 9.0, 5.05, 1.0]
-    places = spread(values, 0.5)
+    places = spread(values, 0.5, 0.0, 10.0)
     order = sorted(range(len(values)), key=lambda index: values[index])
     placed = [places[index] for index in order]
     assert all(after - before >= 0.5 - 1e-9 for before, after in itertools.pairwise(placed))
     assert places[2] == 9.0
     assert places[4] == 1.0
+
+
+def test_labels_stay_inside_the_plot():
+    places = label_places({"a": 0.0, "b": 0.1, "c": 99.9, "d": 100.0}, 0.0, 100.0)
+    assert 0 < places["a"] < places["b"] < places["c"] < places["d"] < 100
+
+
+def test_the_legend_of_a_file_names_the_drawn_series(task):
+    figure = next(figure for figure in every_choice(task) if figure.name.endswith("-accuracy-50"))
+    root = ET.fromstring(to_svg(figure))
+    legend = next(element for element in root.iter() if "role-legend" in element.get("class", "").split())
+    named = {element.text for element in legend.iter() if element.tag.endswith("text")}
+    assert named == {"Dense", "DPF", "DPF + FT"}, "one-shot has no run at 50 %"
+
+
+def test_the_filters_of_a_figure_apply_to_all_of_its_layers(figures):
+    for figure in figures.values():
+        assert figure.spec["data"] == {"name": "rows"}
+        assert not any(layer.get("data") for layer in figure.spec.get("layer", []))
 
 
 def test_values_outside_the_axis_are_marked_and_described(task, monkeypatch):

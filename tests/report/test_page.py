@@ -219,12 +219,20 @@ def test_the_controls_of_the_page_change_its_figures(page):
         shown = browser.evaluate("[...document.querySelectorAll('input[name=shown]')].map(box => box.value)")
         assert set(shown) == {"Dense", "DPF", "DPF + FT", "OneShot"}
         assert browser.evaluate("document.querySelector('select[name=level]').value") == "0.9"
+        controls = "document.querySelector('.controls')"
+        assert browser.evaluate(f"{controls}.scrollWidth <= {controls}.clientWidth"), "no control is hidden"
+        title = "document.querySelector('figure.accuracy h4').textContent"
+        assert browser.evaluate(title) == "Accuracy, 90 %"
+        points = "document.querySelectorAll('.tradeoff .mark-rule line').length"
+        drawn = browser.evaluate(points)
         assert browser.evaluate(lines) == 3, "dense, DPF and one-shot"
         browser.evaluate("document.querySelector('input[value=Dense]').click()")
         browser.wait_for(f"{lines} === 2")
+        browser.wait_for(f"{points} < {drawn}")
         level = "const level = document.querySelector('select[name=level]'); level.value = '0.5';"
         browser.evaluate(level + "level.dispatchEvent(new Event('change', {bubbles: true}))")
         browser.wait_for(f"{lines} === 2")
+        assert browser.evaluate(title) == "Accuracy, 50 %"
         browser.evaluate("document.querySelector('button[data-all=true]').click()")
         browser.wait_for(f"{lines} === 3")
         browser.screen(1280, 900, dark=True)
@@ -239,7 +247,9 @@ def test_the_page_opens_with_a_sentence_and_three_numbers(page, outline):
     opening = re.search(r'<p class="opening">(.*?)</p>\s*<ul class="numbers">(.*?)</ul>', text, re.DOTALL)
     assert opening is not None
     assert text.index("opening") < text.index("<table")
-    assert re.fullmatch(r"(DPF|OneShot) 90\xa0%, the most accurate of 2, has [\d.]+\xa0% accuracy; .*", opening[1])
+    assert re.fullmatch(
+        r"(DPF|OneShot) 90\xa0%, the most accurate of 2 at 90\xa0%, has [\d.]+\xa0% accuracy; .*", opening[1]
+    )
     found = re.findall(r"<strong>(.*?)</strong> (.*?)</li>", opening[2])
     assert [said for _, said in found] == ["points of accuracy against dense", "parameters left", "MACs left"]
     assert re.fullmatch(r"[+−]\d+\.\d", found[0][0])

@@ -56,6 +56,8 @@
   };
 
   const update = async (task) => {
+    const level = task.querySelector("select[name=level]");
+    for (const text of level ? task.querySelectorAll(".level") : []) text.textContent = level.selectedOptions[0].text;
     for (const chart of task.querySelectorAll(".chart")) {
       const view = views.get(chart)?.view;
       if (!view) continue;

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from regrow.text import optional_module
@@ -18,7 +20,7 @@ AT_LEVEL = "datum.level == null || datum.level == level"
 
 HEIGHT = 260
 """Height of the plot in pixels."""
-LABEL_WIDTH = 120
+LABEL_WIDTH = 140
 """Maximum width in pixels of the labels next to a plot; the plot shrinks to make room for them."""
 
 
@@ -50,11 +52,30 @@ class Figure:
     def without_legend(self) -> dict[str, Any]:
         """Return the specification without a legend, for a page that has its own."""
         spec = copy.deepcopy(self.spec)
-        for layer in spec.get("layer", []):
-            for channel in layer["encoding"].values():
-                if isinstance(channel, dict) and channel.get("field") == "series":
-                    channel["legend"] = None
+        for channel in _by_series(spec):
+            channel["legend"] = None
         return spec
+
+    def with_fitted_legend(self, width: int) -> dict[str, Any]:
+        """Return the specification with a legend of the drawn series alone, in columns that fit in `width` pixels."""
+        spec, parameters = copy.deepcopy(self.spec), self.parameters
+        rows = [row for each in spec.get("datasets", {}).values() for row in each]
+        levels = (None, parameters["level"]) if "level" in parameters else None
+        drawn = {row.get("series") for row in rows if levels is None or row["level"] in levels}
+        for channel in _by_series(spec):
+            if channel.get("legend"):
+                names = [name for name in channel["scale"]["domain"] if name in drawn]
+                columns = width // (7 * max(map(len, names)) + 40)
+                channel["legend"] |= {"values": names, "columns": min(max(columns, 1), 3)}
+        return spec
+
+
+def _by_series(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the channels that encode the series."""
+    for layer in (spec, *spec.get("layer", [])):
+        for channel in layer.get("encoding", {}).values():
+            if isinstance(channel, dict) and channel.get("field") == "series":
+                yield channel
 
 
 def altair() -> Any:
@@ -63,8 +84,16 @@ def altair() -> Any:
 
 
 def new_chart() -> Any:
-    """Return an empty chart; `finish` adds its data."""
-    return altair().Chart(altair().NamedData(name="rows"))
+    """Return an empty chart; `finish` adds its data.
+
+    All charts have the same data object: layers with data of their own ignore the filters of the whole chart.
+    """
+    return altair().Chart(_named_rows())
+
+
+@cache
+def _named_rows() -> Any:
+    return altair().NamedData(name="rows")
 
 
 def finish(chart: Any, rows: Sequence[Mapping[str, Any]], *, height: int = HEIGHT) -> dict[str, Any]:
@@ -102,19 +131,26 @@ def zoom() -> Any:
     )
 
 
-def limits(values: Sequence[float]) -> tuple[float, float]:
+def limits(values: Sequence[float], *, lone: bool = False) -> tuple[float, float]:
     """Return axis limits for `values`; a few that are far from all others are left outside, for `outliers` to mark.
+
+    With `lone`, this includes the lowest of few values, if it would leave the others less than a tenth of the axis.
 
     >>> limits([*range(90, 100), 10.0])
     (89.55, 99.45)
     """
     inside = list(values)
-    if len(inside) >= 8:
+    if len(inside) >= 10:
         low, _, high = statistics.quantiles(inside, n=4)
         reach = 3 * max(high - low, 1e-9)
         near = [value for value in inside if low - reach <= value <= high + reach]
         # If many values are far from the rest, they matter, and the axis includes them.
         inside = near if len(near) >= 0.9 * len(inside) else inside
+    elif lone and len(inside) > 2:
+        first, *others = sorted(inside)
+        # Values of similar size, such as 90 and 95 %, are compared on one axis.
+        if 2 * first < others[0] and others[-1] - others[0] < 0.1 * (others[-1] - first):
+            inside = others
     margin = 0.05 * (max(inside) - min(inside)) or 0.05 * abs(max(inside)) or 1.0
     return compact(min(inside) - margin), compact(max(inside) + margin)
 
@@ -144,15 +180,16 @@ def label_places(values: Mapping[str, float], low: float, high: float, *, height
     if len(values) > _LABELS:
         return {}
     ends = [min(max(value, low), high) for value in values.values()]
-    places = spread(ends, gap=_LABEL_HEIGHT * (high - low) / height)
+    gap = _LABEL_HEIGHT * (high - low) / height
+    places = spread(ends, gap, low + gap / 2, high - gap / 2)
     return {name: compact(place) for name, place in zip(values, places, strict=True)}
 
 
-def spread(values: Sequence[float], gap: float) -> list[float]:
-    """Return positions near `values`, in the same order, that are at least `gap` apart: labels must not overlap.
+def spread(values: Sequence[float], gap: float, low: float = -math.inf, high: float = math.inf) -> list[float]:
+    """Return positions near `values` from `low` to `high`, in the same order and at least `gap` apart, for labels.
 
-    >>> spread([1.0, 1.0, 9.0], 2.0)
-    [0.0, 2.0, 9.0]
+    >>> spread([1.0, 1.0, 9.0], 2.0, 0.5, 9.5)
+    [0.5, 2.5, 9.0]
     """
     order = sorted(range(len(values)), key=lambda index: values[index])
     groups: list[tuple[float, list[int]]] = []  # centers, and whose labels stand around them
@@ -167,6 +204,9 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
     for center, members in groups:
         for place, index in enumerate(members):
             placed[index] = center + gap * (place - (len(members) - 1) / 2)
+    for below, index in enumerate(order):
+        above = len(order) - 1 - below
+        placed[index] = min(max(placed[index], low + gap * below), high - gap * above)
     return placed
 
 

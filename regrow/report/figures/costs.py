@@ -67,7 +67,7 @@ def tradeoff_figure(cost: Cost, task: Task) -> Figure | None:
     description = f"Accuracy (top-1, %) against {cost.axis}: {sentence(said)}"
     dense = any(row["level"] is None for row in rows)
     means = [row["mean"] for row in rows]
-    low, high = limits(means)
+    low, high = limits(means, lone=True)
     clipped = min(means) < low or max(means) > high
     _place_labels(rows, low, high)
     chart = _tradeoff_chart(cost, task.series, (low, high), dense=dense, clipped=clipped)
@@ -101,7 +101,7 @@ def _tradeoff_row(cost: Cost, entry: Entry) -> dict[str, Any] | None:
         "accuracy": plus_minus(top1),
         "seeds": seeds(top1.n),
         "at": _spent(cost, spent),
-        "end": f"{entry.series} {top1.mean:.1f}",
+        "end": f"{top1.mean:.1f} {entry.series}",
     }
 
 
@@ -114,8 +114,8 @@ def _tradeoff_chart(
 ) -> Any:
     alt = altair()
     color, dashes, shapes = series_scales(series, lines=False)
-    kind: dict[str, Any] = {"type": "log", "nice": False, "reverse": True} if cost.logarithmic else {"zero": False}
-    scale = alt.Scale(padding=20, **kind)
+    kind: dict[str, Any] = {"type": "log", "reverse": True} if cost.logarithmic else {"zero": False}
+    scale = alt.Scale(padding=20, nice=False, **kind)  # labels fit if the padding is exact
     ticks: dict[str, Any] = {"format": "~s", "tickCount": 5} if cost.logarithmic else {"tickCount": 6}
     axis = alt.Axis(grid=False, labelBound=True, **ticks)  # drops labels that would be cut off
     y = alt.Y("mean:Q", title=_TOP1, scale=alt.Scale(zero=False, nice=False, domain=list(domain)))

@@ -85,9 +85,9 @@ DYNAMICS = (
     Curve(
         "delta",
         "Quality of the pruning, δ",
-        "δ = ‖w − ŵ‖² / ‖w‖²",
+        "δ = |w − ŵ|² / |w|²",
         "Fraction of the dense weights' squared norm that is pruned at the end of each epoch (Eq. 2 of the paper); "
-        "zero for methods that keep no dense weights.",
+        "zero for methods that keep no dense weights, and after the mask is fixed.",
         _recorded("delta"),
         digits=4,
         of_masks=True,
@@ -182,7 +182,7 @@ def _row(curve: Curve, entry: Entry, points: Points) -> dict[str, Any]:
         "series": entry.series,
         "label": entry.label if entry.group.finished else f"{entry.label} ({_end(entry.group)})",
         "level": entry.group.level,
-        "end": f"{entry.series} {curve.scale * points[-1][1].mean:.{min(curve.digits, 3)}f}",
+        "end": f"{curve.scale * points[-1][1].mean:.{min(curve.digits, 3)}f} {entry.series}",
         "last": points[-1][0],
         "epoch": [epoch for epoch, _ in points],
         "mean": [compact(curve.scale * summary.mean) for _, summary in points],
@@ -221,10 +221,11 @@ def _chart(
         .add_params(near)
     )
     labels = (
-        base.transform_calculate(place="datum.places[level == null ? 'null' : '' + level]")
+        new_chart()
+        .transform_calculate(place="datum.places[level == null ? 'null' : '' + level]")
         .transform_filter("datum.epoch == datum.last && isValid(datum.place)")
-        .mark_text(align="left", dx=8, fontSize=12, limit=LABEL_WIDTH, clip=False, aria=False)
-        .encode(y=alt.Y("place:Q", title=curve.axis), text="end:N")
+        .mark_text(align="left", dx=8, fontSize=12, limit=LABEL_WIDTH, clip=False, aria=False, x=alt.ExprRef("width"))
+        .encode(y=alt.Y("place:Q", title=curve.axis), text="end:N", color=color)
     )
     marked = [outliers(base, curve.axis, *domain, tooltip=alt.value(alt.ExprRef(_tooltip(curve))))] if clipped else []
     return (
@@ -306,7 +307,7 @@ def _layer_chart(chosen: str, layers: int) -> Any:
             x=alt.X(
                 "epoch:O",
                 title="epoch",
-                axis=alt.Axis(labelOverlap="greedy", labelAngle=0, labelSeparation=6, ticks=False, domain=False),
+                axis=alt.Axis(labelOverlap="parity", labelAngle=0, labelSeparation=6, ticks=False, domain=False),
             ),
             y=alt.Y("layer:N", title=None, sort=None, axis=labels),
             color=alt.condition("datum.pruned >= 1", alt.value(GONE), color),
