@@ -7,6 +7,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -143,6 +144,7 @@ def _train(recipe: Recipe, folder: Path | None, save_every: float, imports: froz
     from regrow.train.run import run
 
     display, board = Display(), TensorBoard()
+    threading.excepthook = _hide_writer
     try:
         shown: list[Listener] = [display, board, _draw] if has_tensorboard() else [display, _draw]
         listeners = [_Optional(listener) for listener in shown]
@@ -162,6 +164,12 @@ def _train(recipe: Recipe, folder: Path | None, save_every: float, imports: froz
         _quietly(board.close)
         _quietly(flush_output)
     return 0
+
+
+def _hide_writer(error: threading.ExceptHookArgs) -> None:
+    """Hide errors of TensorBoard's thread, because the writer raises them again at its next call."""
+    if type(error.thread).__module__ != "tensorboard.summary.writer.event_file_writer":
+        threading.__excepthook__(error)
 
 
 class _Optional:

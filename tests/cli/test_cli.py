@@ -5,12 +5,15 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from queue import Queue
 
 import pytest
 import torch
 
 from regrow import models
 from regrow.cli import demo, main
+from regrow.cli.train import _hide_writer
 from regrow.methods.registry import find_method
 from regrow.runs.folder import read_metrics, read_recipe
 from regrow.runs.stop import StoppedError
@@ -477,3 +480,19 @@ def test_selftest_says_which_device_can_be_used_instead(capsys):
     code, said, problem = call(capsys, "selftest", "--device", "cuda")
     assert (code, said) == (2, "")
     assert "device 'cuda' is not available on this machine: use --device" in problem
+
+
+def test_only_errors_of_tensorboards_thread_are_hidden(capsys, monkeypatch):
+    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    monkeypatch.setattr(threading, "excepthook", _hide_writer)
+
+    class Full:
+        def write(self, data):
+            raise OSError("Too many open files")
+
+    queue = Queue()
+    queue.put(b"data")
+    for thread in (writer._AsyncWriterThread(queue, Full(), 1), threading.Thread(target=Full().write, args=(b"",))):
+        thread.start()
+        thread.join()
+        assert ("Too many open files" in capsys.readouterr().err) == (type(thread) is threading.Thread)
