@@ -9,7 +9,7 @@ from typing import Any, Literal
 from weakref import WeakSet, WeakValueDictionary, ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, Optimizer, RAdam, RMSprop
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -209,6 +209,8 @@ def gradient_scale(optimizer: Optimizer) -> float:
 
 def base_optimizer(optimizer: Any) -> Optimizer:
     """Return the torch optimizer inside wrappers such as Accelerate's, which do not forward hooks."""
+    if isinstance(optimizer, nn.Module):
+        raise TypeError(f"model and optimizer are swapped: got the module {type(optimizer).__name__} as optimizer")
     while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = optimizer.optimizer
     if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_pre_hooks"):

@@ -110,8 +110,6 @@ class Pruner:
         offload: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        if hasattr(model, "param_groups"):
-            raise TypeError(f"model and optimizer are swapped: {type(self).__name__}(model, optimizer, ...)")
         self.unit, self.channels, self.weight_decay_at, self._offload = unit, channels, weight_decay_at, offload
         self.criterion = self.criterion if criterion is None else criterion
         self.optimizer = base_optimizer(optimizer)

@@ -83,7 +83,7 @@ def attached_twice():
 MISTAKES = {
     "swapped arguments": (
         lambda _: regrow.DPF(*reversed(parts()), sparsity=0.9),
-        r"model and optimizer are swapped: DPF\(model, optimizer, \.\.\.\)",
+        "model and optimizer are swapped: got the module Sequential as optimizer",
     ),
     "a percentage": (lambda _: dpf(sparsity=90), r"sparsity must be in \[0, 1\), got 90\. Did you mean 0\.9\?"),
     "a text": (lambda _: dpf(sparsity="0.9"), r"sparsity must be a number in \[0, 1\) or a schedule, got '0\.9'"),
