@@ -29,10 +29,7 @@ _EPOCH = (
 
 
 def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
-    """Return the record of a finished or diverged run: its result, its `curves`, and the machine.
-
-    A run that moved between machines has a `machines.jsonl` beside its result: a line per machine and first epoch.
-    """
+    """Return the record of a finished or diverged run: its result, its `curves`, and the machine."""
     result = migrated(ended(run) or {})
     environment = json.loads((run / "environment.json").read_text())
     epochs = read_metrics(run)
@@ -41,7 +38,6 @@ def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
     # name.
     recipe = portable(Recipe.of(result["recipe"], str(run)))
     shown = [short_epoch(epoch) for epoch in epochs]
-    machines = run / "machines.jsonl"
     return {
         "mask_updates": sum(epoch.get("refreshes", 0) for epoch in epochs),  # results of early versions lack it
         **({"top1_before_finetuning": trained[-1]["top1"]} if trained and "top1" in result else {}),
@@ -52,7 +48,6 @@ def record(run: Path, *, curves: bool = True) -> dict[str, Any]:
         "environment": {
             fact: environment.get(fact) for fact in ("system", "cpu", "cores", "threads", "cuda", "commit")
         },
-        **({"machines": list(map(json.loads, machines.read_text().splitlines()))} if machines.exists() else {}),
     }
 
 

@@ -50,6 +50,7 @@ def keep_long(folder: Path, root: Path = ROOT) -> None:
     """Record the long training in `folder` if it is finished; otherwise keep its checkpoint in `root`."""
     run, kept = long_run(folder), root / KEPT
     if recorded(root):
+        shutil.rmtree(kept, ignore_errors=True)
         print("the long training is recorded")
         return
     if collect.ended(run) is not None:

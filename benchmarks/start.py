@@ -33,7 +33,8 @@ def update(code: Path, root: Path) -> None:
     if ahead:
         print(f"{code} has commits of its own: its code stays")
     else:
-        gone = git(code, "diff", "-z", "--name-only", "--diff-filter=D", "HEAD", "FETCH_HEAD").split("\0")
+        deleted = ("diff", "-z", "--name-only", "--no-renames", "--diff-filter=D")
+        gone = git(code, *deleted, "HEAD", "FETCH_HEAD").split("\0")
         git(code, "reset", "--quiet", "FETCH_HEAD")
         # Files with such records are never without them, whenever this is interrupted.
         git(code, "checkout", "--quiet", "--", ".", *(f":(exclude){file.as_posix()}" for file in own))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from regrow.methods.registry import built_in_name
+from regrow.runs.folder import DIVERGED
 from regrow.runs.recipe import PASSED_ON, Recipe
 from regrow.system import write_atomically
 
@@ -86,7 +87,7 @@ def migrate(path: Path) -> int:
     Lines that do not change keep their bytes.
     """
     if path.is_dir():
-        return sum(migrate(file) for name in ("recipe.toml", "result.json") if (file := path / name).exists())
+        return sum(migrate(file) for name in ("recipe.toml", "result.json", DIVERGED) if (file := path / name).exists())
     old = path.read_text(encoding="utf-8")
     if path.suffix == ".toml":
         lines = [current(tomllib.loads(old)).to_toml()]

@@ -144,7 +144,7 @@ def _train(recipe: Recipe, folder: Path | None, save_every: float, imports: froz
     from regrow.train.run import run
 
     display, board = Display(), TensorBoard()
-    threading.excepthook = _hide_writer
+    hook, threading.excepthook = threading.excepthook, _hide_writer
     try:
         shown: list[Listener] = [display, board, _draw] if has_tensorboard() else [display, _draw]
         listeners = [_Optional(listener) for listener in shown]
@@ -163,6 +163,7 @@ def _train(recipe: Recipe, folder: Path | None, save_every: float, imports: froz
         _quietly(display.close)
         _quietly(board.close)
         _quietly(flush_output)
+        threading.excepthook = hook
     return 0
 
 

@@ -89,11 +89,6 @@ def method_options(method: type[Pruner]) -> dict[str, Any]:
     return {option.name: ... if option.default is option.empty else option.default for option in options}
 
 
-def ramps(method: type[Pruner]) -> bool:
-    """Return whether the method's sparsity may change over time."""
-    return method.takes_schedule
-
-
 def attach(
     method: str | type[Pruner],
     model: nn.Module,

@@ -19,6 +19,7 @@ from regrow.runs.folder import (
     read_object,
     read_recipe,
     read_result,
+    recipe_of_run,
 )
 from regrow.runs.recipe import Recipe
 
@@ -121,8 +122,8 @@ def _finished(folder: Path, result: Any, origin: str) -> Run:
     if not isinstance(result, dict) or not isinstance(result.get("recipe"), dict) or not result.keys() & _ENDS:
         raise RunFolderError(f"{origin} is not the result of a run: its recipe or its accuracy is missing.")
     if "top1" not in result:
-        return Run(folder, Recipe.of(result["recipe"], origin), None, result)
-    return Run(folder, Recipe.of(result["recipe"], origin), result)
+        return Run(folder, recipe_of_run(result["recipe"], origin), None, result)
+    return Run(folder, recipe_of_run(result["recipe"], origin), result)
 
 
 def _run_folders(path: Path) -> Iterator[Path]:

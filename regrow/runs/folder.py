@@ -13,11 +13,11 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from regrow.runs.recipe import Recipe
+from regrow.runs.recipe import Recipe, read_toml
 from regrow.system import lock, safe_open_flags, write_atomically
 
 FIXES = {
@@ -159,7 +159,8 @@ def entered(folder: Path) -> Iterator[None]:
 
 def check_not_in_a_run(folder: Path) -> None:
     """Raise if `folder` or a folder above it is the folder of another run."""
-    for each in (folder, *folder.absolute().parents):
+    folder = folder.resolve()
+    for each in (folder, *folder.parents):
         # A recipe.toml alone may be a recipe that the user has written.
         if (each / "recipe.toml").is_file() and (each is folder or (each / "metrics.jsonl").is_file()):
             raise RunFolderError(f"{each} is the folder of one run. Choose another folder with --out.")
@@ -171,7 +172,12 @@ def read_recipe(folder: Path | str) -> Recipe:
     if not path.is_file():
         raise RunFolderError(f"{folder} is not a run folder: it has no recipe.toml.")
     check_inside(path)
-    return Recipe.read(path)
+    return recipe_of_run(read_toml(path), str(path))
+
+
+def recipe_of_run(fields: Mapping[str, Any], origin: str) -> Recipe:
+    """Return the recipe of a run. Older versions left `every` out for the paper's period, which was the default."""
+    return Recipe.of({**fields, "every": fields.get("every") or "paper"}, origin)
 
 
 def read_result(folder: Path | str) -> dict[str, Any] | None:

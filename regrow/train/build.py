@@ -28,7 +28,7 @@ from regrow.data.registry import DatasetInfo
 from regrow.files.model_file import FormatError, difference
 from regrow.files.packed import load
 from regrow.files.torch_file import load_torch_file
-from regrow.methods.registry import METHODS, find_method, method_options, ramps
+from regrow.methods.registry import METHODS, find_method, method_options
 from regrow.runs.recipe import PASSED_ON, Recipe, RecipeError
 from regrow.text import did_you_mean
 from regrow.train.distributed import Ranks
@@ -291,7 +291,7 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
     total = recipe.epochs * steps
     facts = {
         # A method that prunes once, at a given step, does not follow a ramp.
-        "sparsity": make_schedule(recipe, steps) if ramps(method) and "at" not in known else recipe.level,
+        "sparsity": make_schedule(recipe, steps) if method.takes_schedule and "at" not in known else recipe.level,
         "at": total,
         "total_steps": total,
         "seed": recipe.seed,
@@ -299,12 +299,12 @@ def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps:
     if recipe.every in ("auto", "paper") and known.get("every") == "auto":
         period = steps if method.period == EPOCH else method.period  # the paper's own, in epochs of this length
         if recipe.every == "auto":
-            end = round(recipe.ramp_fraction * total) if ramps(method) else None
+            end = round(recipe.ramp_fraction * total) if method.takes_schedule else None
             period = scaled_period(period, ramp_end=end or None, total_steps=total)
             if method.every_divides_epoch:  # it is evaluated at the end of an epoch, right after an update
                 period = max(each for each in range(1, period + 1) if steps % each == 0)
         facts["every"] = period
-    return {name: value for name, value in facts.items() if name in known or name == "every"}
+    return {name: value for name, value in facts.items() if name in known}
 
 
 def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> dict[str, Any]:

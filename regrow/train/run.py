@@ -26,6 +26,7 @@ from regrow.runs.folder import (
     check_not_in_a_run,
     entered,
     read_metrics,
+    read_recipe,
     read_result,
     remove_partial,
     remove_shards,
@@ -87,7 +88,7 @@ def _completed(recipe: Recipe, folder: Path) -> Recipe:
     """Return the recipe with its unset fields filled in from the folder or from this machine."""
     path = folder / "recipe.toml"
     if path.is_file():
-        saved = Recipe.read(path)
+        saved = read_recipe(folder)
         recipe = dataclasses.replace(recipe, threads=recipe.threads or saved.threads)
         if saved.key() != recipe.key():
             raise RunFolderError(

@@ -23,13 +23,9 @@ def test_results_whose_run_folders_are_gone_stay_in_the_file(tmp_path: Path) -> 
     ]
 
 
-def test_the_record_of_a_run_that_moved_names_every_machine(tmp_path: Path) -> None:
+def test_the_record_of_a_run_counts_its_mask_updates(tmp_path: Path) -> None:
     run(Recipe(data="digits", model="small", width=4, epochs=2, batch=256, every=1, threads=1), tmp_path / "run")
-    machines = [{"epoch": 0, "cpu": "one"}, {"epoch": 1, "cpu": "another"}]
-    lines = "".join(json.dumps(each) + "\n" for each in machines)
-    (tmp_path / "run" / "machines.jsonl").write_text(lines)
     found = record(tmp_path / "run")
-    assert found["machines"] == machines
     assert found["mask_updates"] == sum(epoch["refreshes"] for epoch in found["epochs"]) == 12
 
 

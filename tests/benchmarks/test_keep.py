@@ -58,7 +58,7 @@ def root(tmp_path: Path) -> Path:
     root.mkdir()
     git(root, "init", "-q")
     (root / "code.py").write_text("1")
-    (root / "removed.py").write_text("")
+    (root / "removed.py").write_text("some code")
     write(root, "old")
     commit(root)
     return root
@@ -201,7 +201,7 @@ def test_a_training_that_was_recorded_elsewhere_is_not_kept_again(root: Path, fo
 def test_a_started_folder_has_the_present_code_and_the_records_of_both_sides(root: Path, folder: Path) -> None:
     write(folder / "code", "old", "not harvested")
     (root / "code.py").write_text("2")
-    (root / "removed.py").unlink()
+    (root / "removed.py").rename(root / "moved.py")
     write(root, "committed")  # and `old` removed
     commit(root)
     write(root, "committed", "not committed")
@@ -211,6 +211,7 @@ def test_a_started_folder_has_the_present_code_and_the_records_of_both_sides(roo
 
         assert (folder / "code" / "code.py").read_text() == "2"
         assert not (folder / "code" / "removed.py").exists()
+        assert (folder / "code" / "moved.py").exists()
         assert git(folder / "code", "rev-parse", "HEAD") == git(root, "rev-parse", "HEAD")
         assert keys(folder / "code") == {"committed", "not committed", "not harvested"}
 

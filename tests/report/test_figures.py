@@ -13,7 +13,7 @@ import pytest
 
 from regrow.report import plot_run
 from regrow.report.figures import curves
-from regrow.report.figures.base import DARK, LIGHT, dash, label_places, limits, shape, spread
+from regrow.report.figures.base import DARK, LIGHT, _by_series, dash, label_places, limits, shape, spread
 from regrow.report.figures.costs import COSTS, speed_figure, tradeoff_figure
 from regrow.report.figures.curves import TRAINING, curve_figure, layers_figure
 from regrow.report.render import every_choice, sections, to_svg, write_figures
@@ -223,6 +223,13 @@ def test_the_legend_of_a_file_names_the_drawn_series(task):
     legend = next(element for element in root.iter() if "role-legend" in element.get("class", "").split())
     named = {element.text for element in legend.iter() if element.tag.endswith("text")}
     assert named == {"Dense", "DPF", "DPF + FT"}, "one-shot has no run at 50 %"
+
+
+def test_the_legend_of_a_file_without_rows_is_empty(task):
+    figure = next(figure for figure in every_choice(task) if figure.name.endswith("-accuracy-50"))
+    empty = replace(figure, spec=figure.spec | {"datasets": {"rows": []}})
+    [legend] = {tuple(channel["legend"]["values"]) for channel in _by_series(empty.with_fitted_legend(600))}
+    assert legend == ()
 
 
 def test_the_filters_of_a_figure_apply_to_all_of_its_layers(figures):

@@ -18,6 +18,8 @@ from regrow.cli import demo
 from regrow.core.schedule import SCHEDULES
 from regrow.data import names as data_names
 from regrow.methods.registry import find_method, imported_methods
+from regrow.runs.find import read_run
+from regrow.runs.folder import read_recipe
 from regrow.runs.recipe import Recipe, RecipeError, describe_recipe, load_recipe, recipe_names
 from regrow.train.build import LearningRate, make_model, make_optimizer, make_schedule, training_rate
 
@@ -271,3 +273,12 @@ def test_an_option_that_is_a_field_is_refused_so_that_a_setting_has_one_spelling
     name = option.partition("=")[0]
     with pytest.raises(RecipeError, match=f"{name} is a field of recipes: --{name}"):
         Recipe(options=(option,))
+
+
+def test_the_folder_of_an_older_run_keeps_the_period_that_was_the_default(tmp_path):
+    (tmp_path / "recipe.toml").write_text('method = "dpf"\nepochs = 5\n', encoding="utf-8")
+    assert read_recipe(tmp_path) == Recipe(epochs=5, every="paper")
+    assert Recipe.read(tmp_path / "recipe.toml").every == "auto"  # a recipe that a user wrote
+    record = {"recipe": {"epochs": 5, "every": None}, "top1": 50.0, "phase": "train"}
+    (tmp_path / "result.json").write_text(json.dumps(record), encoding="utf-8")
+    assert read_run(tmp_path).recipe.every == "paper"

@@ -65,7 +65,7 @@ class Figure:
         for channel in _by_series(spec):
             if channel.get("legend"):
                 names = [name for name in channel["scale"]["domain"] if name in drawn]
-                columns = width // (7 * max(map(len, names)) + 40)
+                columns = width // (7 * max(map(len, names), default=0) + 40)
                 channel["legend"] |= {"values": names, "columns": min(max(columns, 1), 3)}
         return spec
 
