@@ -28,8 +28,8 @@ REPLACEMENTS = 10
 
 def unharvested(checkout: Path, file: Path) -> dict[str, dict[str, Any]]:
     """Return the records in a checkout's file that its commit does not have, by key."""
-    show = ["git", "-C", checkout, "show", f"HEAD:{file.as_posix()}"]
-    committed = subprocess.run(show, capture_output=True, encoding="utf-8", check=False).stdout
+    present = git(checkout, "ls-tree", "HEAD", file)
+    committed = git(checkout, "show", f"HEAD:{file.as_posix()}") if present else ""
     known = collect.by_key(committed)
     return {key: each for key, each in collect.read(checkout / file).items() if key not in known}
 

@@ -35,11 +35,12 @@ def update(code: Path, root: Path) -> None:
     else:
         deleted = ("diff", "-z", "--name-only", "--no-renames", "--diff-filter=D")
         gone = git(code, *deleted, "HEAD", "FETCH_HEAD").split("\0")
+        # Before the reset: once that is done, an interrupted update would not find them again.
+        for file in {Path(name) for name in gone if name} - own.keys():
+            (code / file).unlink(missing_ok=True)
         git(code, "reset", "--quiet", "FETCH_HEAD")
         # Files with such records are never without them, whenever this is interrupted.
         git(code, "checkout", "--quiet", "--", ".", *(f":(exclude){file.as_posix()}" for file in own))
-        for file in {Path(name) for name in gone if name} - own.keys():
-            (code / file).unlink(missing_ok=True)
     for file in RECORDS:
         before = collect.read(code / file)
         together = (before if ahead else {}) | own.get(file, {}) | collect.read(root / file)
