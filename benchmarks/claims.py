@@ -16,13 +16,12 @@ from regrow.runs.find import find_runs
 from regrow.runs.outcomes import Group, group
 from reproduce.claims import OPEN, RULE, TITLE, Claim, claims
 from reproduce.experiments import find_experiment
-from reproduce.results import ResultStore
+from reproduce.results import ResultStore, cpus
 from reproduce.scales import Scale, find_scale
 from reproduce.tables import (
     EVERY_METHOD,
     PROTOCOL,
     MethodComparison,
-    cpus,
     explained,
     machines,
     mask_updates,
@@ -118,7 +117,7 @@ def protocol(store: ResultStore) -> str:
     for told, column, level in (("", dense, 0.9), *((f", {percent(level)} pruned", dpf, level) for level in LEVELS)):
         cell = column.cell(find_scale("paper"), ("resnet20", level))
         if (top1 := accuracy(store, cell)) != NOT_RUN:
-            used = sorted({cpu for outcome in store.outcomes(cell) for cpu in cpus(outcome)})
+            used = sorted({cpu for outcome in store.outcomes(cell) for cpu in cpus(outcome.run)})
             lines.append([f"{column.title}{told}", printed("resnet20", column, level), top1, ", ".join(used)])
     head = ["ResNet-20, CIFAR-10", "paper", "ours (seeds)", "CPU"]
     return table(head, lines) if lines else ""
@@ -163,7 +162,7 @@ def papers_network(files: Iterable[Path]) -> str:
         for task in make_tasks(group(runs)[0], runs):
             ended = [entry.group for entry in task.entries if entry.group.ended]
             for row, found in zip(leaderboard(task, in_the_paper), ended, strict=True):
-                used = {cpu for outcome in found.outcomes for cpu in cpus(outcome)}
+                used = {cpu for outcome in found.outcomes for cpu in cpus(outcome.run)}
                 paper = str(row.published or "–")
                 told = [row.label, row.epochs, row.top1, str(row.seeds), paper]
                 lines.append([*told, _updates(found), ", ".join(sorted(used))])

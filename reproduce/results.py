@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,6 +123,32 @@ class ResultStore:
         found += [path for path in self.paths if path.is_file() and path.name == name]
         return max(found, key=lambda file: file.stat().st_mtime, default=None)
 
+    def round_alike(self, one: Run, other: Run) -> bool:
+        """Return whether the machines of two runs of a network give the same numbers."""
+        if one.recipe.device != "cpu" or one.recipe.threads != other.recipe.threads:
+            return one.machine == other.machine
+        return self.alike(one, cpus(one) | cpus(other))
+
+    def alike(self, run: Run, used: Iterable[str]) -> bool:
+        """Return whether trainings like `run` were found to give the same numbers on any two of these CPUs."""
+        recipe = run.recipe
+        pairs = itertools.combinations(sorted(used), 2)
+        return all((frozenset(pair), recipe.model, recipe.threads) in self._alike for pair in pairs)
+
+    @cached_property
+    def _alike(self) -> set[tuple[frozenset[str], str, int | None]]:
+        """Pairs of CPUs on which the same training gave the same numbers, with its network and threads."""
+        path = self.file("again.jsonl")
+        lines = path.read_text(encoding="utf-8").splitlines() if path else []
+        rows = [json.loads(line) for line in lines]
+        return {(frozenset(row["cpus"]), row["model"], row["threads"]) for row in rows if row["same"]}
+
+
+def cpus(run: Run) -> set[str]:
+    """Return the CPU models of a run, of which one that was continued elsewhere has several."""
+    moved = (run.result or {}).get("machines", ())
+    return {each["cpu"] for each in moved} or {run.environment.get("cpu") or run.machine}
+
 
 def mask_name(recipe: Recipe) -> str:
     """Return the name of the mask that `recipe` finds; fine-tuning does not change it."""
@@ -219,7 +248,7 @@ def difference(store: ResultStore, ours: Cell, theirs: Cell) -> Difference:
     for mine, other in zip(ours.recipes, theirs.recipes, strict=False):
         a, b = store.outcome(mine, finetuned=ours.finetuned), store.outcome(other, finetuned=theirs.finetuned)
         if a is not None and b is not None:
-            found.append(_gap(a, b))
+            found.append(_gap(store, a, b))
     return Difference(tuple(found))
 
 
@@ -228,11 +257,11 @@ def same_mask(found: Outcome, again: Outcome) -> bool:
     return all(found.final.get(count) == again.final.get(count) for count in ("nonzeros", "macs_kept"))
 
 
-def _gap(mine: Outcome, other: Outcome) -> Gap:
+def _gap(store: ResultStore, mine: Outcome, other: Outcome) -> Gap:
     retrained = [outcome for outcome in (mine, other) if outcome.recipe.masks is not None]
     return Gap(
         points=mine.final["top1"] - other.final["top1"],
-        machines=mine.run.machine != other.run.machine,
+        machines=not store.round_alike(mine.run, other.run),
         sizes=_unlike(mine, other),
         masks=len(retrained) == 1 and not same_mask(mine, other),
     )

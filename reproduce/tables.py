@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from regrow.report import published
 from regrow.report.tables import Published, method_title, percent
-from regrow.runs.outcomes import Outcome
 from regrow.text import quantity
 from reproduce.experiments import Experiment
-from reproduce.results import Cell, ResultStore
+from reproduce.results import Cell, ResultStore, cpus
 from reproduce.scales import UNSCALED, Place, Scale, published_recipe
 from reproduce.views import NOT_RUN, Content, accuracy, as_row, number, table, tasks_of, tradeoffs
 
@@ -163,20 +162,22 @@ def mask_updates(store: ResultStore, named: Mapping[str, Sequence[Cell]]) -> str
 def machines(store: ResultStore, named: Mapping[str, Sequence[Cell]]) -> str:
     """Return a note on the CPUs behind named numbers; empty if nothing was run."""
     found: dict[str, list[str]] = {}
-    for title, cells in named.items():
-        used = {cpu for cell in cells for outcome in store.outcomes(cell) for cpu in cpus(outcome)}
-        if used:
-            found.setdefault(" and ".join(sorted(used)), []).append(title)
-    if len(found) < 2:
-        return "".join(f"All were trained on {used}." for used in found)
-    said = [f"on {used}: {', '.join(titles)}" for used, titles in found.items()]
+    runs = {title: store.runs(cells) for title, cells in named.items()}
+    for title, several in runs.items():
+        if several:
+            found.setdefault(_listed({cpu for run in several for cpu in cpus(run)}), []).append(title)
+    known = [run for several in runs.values() for run in several]
+    used = {cpu for run in known for cpu in cpus(run)}
+    if len(used) < 2:
+        return "".join(f"All were trained on {cpu}." for cpu in used)
+    if all(store.alike(run, used) for run in known):
+        return f"Trained on {_listed(used)}, which gave the same numbers where both trained the same."
+    said = [f"on {cpu}: {', '.join(titles)}" for cpu, titles in found.items()]
     return f"CPUs differ, and round differently: {'; '.join(said)}."
 
 
-def cpus(outcome: Outcome) -> list[str]:
-    """Return the CPU models of a run, of which one that was continued elsewhere has several."""
-    moved = (outcome.run.result or {}).get("machines", ())
-    return sorted({each["cpu"] for each in moved}) or [outcome.run.environment.get("cpu") or outcome.run.machine]
+def _listed(used: Iterable[str]) -> str:
+    return " and ".join(sorted(used))
 
 
 def _updates(store: ResultStore, cell: Cell) -> int | None:

@@ -1,41 +1,19 @@
-"""A record of `results/` is what the present code trains.
-
-Records have six digits of every number. After 700 steps, any bit that differs would show in them.
-"""
+"""A record of `results/` is what the present code trains."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from benchmarks.collect import short_epoch
+from benchmarks import again, collect
+from benchmarks.runner import RESULTS
 from regrow.data import DataError
 from regrow.runs.recipe import Recipe
 from regrow.system import environment
-from regrow.train.loop import make_trainer
 
-RESULTS = Path(__file__).parents[2] / "results"
-RECORDS = RESULTS / "tuning" / "cifar10-resnet8.jsonl", RESULTS / "cifar10-resnet20-cpu.jsonl"
+RECORDS = RESULTS.parent / "tuning" / "cifar10-resnet8.jsonl", again.RECORDS
 """The cheapest network first."""
-CLOCK = ("seconds", "images_per_second")
 
-
-class EnoughError(Exception):
-    """Two epochs are trained."""
-
-
-def made_on(cpu, torch):
-    """Return a record of this CPU model and torch version that needs no other run; one of DPF if there is one."""
-    rows = [json.loads(line) for path in RECORDS for line in path.read_text().splitlines()]
-    here = [
-        row
-        for row in rows
-        if (row["environment"]["cpu"], row["versions"]["torch"]) == (cpu, torch)
-        and row.get("epochs")
-        and row["recipe"].get("init") is None
-        and row["recipe"].get("masks") is None
-    ]
-    return next((row for row in here if row["recipe"]["method"] == "dpf"), here[0] if here else None)
+SHORT = Recipe(epochs=3, width=4, batch=16, limit=128, every="auto", ramp_by="step", threads=1)
 
 
 @pytest.mark.slow
@@ -43,20 +21,49 @@ def made_on(cpu, torch):
 def test_training_the_first_epochs_of_a_record_again_gives_the_same_numbers():
     machine = environment(1)
     cpu, torch = machine["cpu"], machine["versions"]["torch"]
-    if (record := made_on(cpu, torch)) is None:
+    of_this_cpu = [again.chosen(collect.read(path).values(), torch=torch).get(cpu) for path in RECORDS]
+    if (record := next(filter(None, of_this_cpu), None)) is None:
         pytest.skip(f"no record is of {cpu} with torch {torch}; others round in another way")
     try:
-        trainer = make_trainer(Recipe.of(record["recipe"], "record"))
+        assert again.same_numbers(record)
     except DataError as error:
         pytest.skip(f"the record is of CIFAR-10, which is not here: {error}")
-    epochs = []
 
-    def after_epoch(epoch):
-        epochs.append({name: value for name, value in short_epoch(epoch).items() if name not in CLOCK})
-        if len(epochs) == 2:
-            raise EnoughError
 
-    with pytest.raises(EnoughError):
-        trainer.run(lambda: None, after_epoch)
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    from regrow.train.run import run
 
-    assert epochs == [{name: epoch[name] for name in epochs[0]} for epoch in record["epochs"][:2]]
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    run(SHORT, folder)
+    return json.loads(json.dumps(collect.record(folder)))
+
+
+def test_one_other_digit_in_a_record_is_found(record):
+    assert again.same_numbers(record)
+    changed = json.loads(json.dumps(record))
+    changed["epochs"][1]["loss"] *= 1 + 1e-5
+    assert not again.same_numbers(changed)
+
+
+def test_a_record_of_each_other_cpu_is_trained_once(record, tmp_path, capsys):
+    here = record["environment"]["cpu"]
+
+    def row(seed, **facts):
+        return record | {"recipe": record["recipe"] | {"seed": seed}} | facts
+
+    rows = [
+        row(1),
+        record | {"environment": {"cpu": "elsewhere"}},
+        row(2, environment={"cpu": "moved"}, machines=[{"epoch": 0, "cpu": "moved"}]),
+        row(3, environment={"cpu": "old"}, versions={"torch": "1.0"}),
+    ]
+    records, found = tmp_path / "records.jsonl", tmp_path / "found.jsonl"
+    records.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    for _ in range(2):
+        again.compare(records, found)
+
+    [line] = [json.loads(line) for line in found.read_text().splitlines()]
+    assert (line["cpus"], line["same"], line["model"]) == (["elsewhere", here], True, "small")
+    assert capsys.readouterr().out.count("training 2 epochs") == 1

@@ -17,6 +17,7 @@ from reproduce.claims import claims
 from reproduce.experiments import find_experiment
 from reproduce.results import MACHINES, Cell, Difference, Gap, ResultStore, difference
 from reproduce.scales import find_scale, known_rates
+from reproduce.tables import machines
 
 
 def test_the_pages_are_up_to_date_with_the_results():
@@ -127,6 +128,34 @@ def test_a_gap_between_two_machines_counts_only_if_it_is_larger_than_their_diffe
     assert Difference((Gap(0.1), far)).verdict == "ahead"
     assert Difference((near, Gap(-0.1))).verdict == "level"
     assert str(Difference((Gap(0.5), near))) == "+0.85 (+0.50, +1.20†)"
+
+
+def run_on(cpu: str, seed: int, top1: float, **fields: Any) -> Run:
+    recipe = Recipe(model="resnet20", threads=1, **fields).changed(seed=seed)
+    return Run(Path(cpu), recipe, {"top1": top1, "nonzeros": 10, "environment": {"cpu": cpu}})
+
+
+@pytest.mark.parametrize(
+    ("fact", "verdict"),
+    [
+        ({}, "ahead"),
+        ({"same": False}, "two machines"),
+        ({"model": "resnet8"}, "two machines"),
+        ({"threads": 2}, "two machines"),
+        ({"cpus": ["one", "a third"]}, "two machines"),
+    ],
+)
+def test_two_cpus_count_as_one_where_a_training_of_the_network_gave_the_same_numbers_on_both(tmp_path, fact, verdict):
+    found = {"cpus": ["one", "another"], "model": "resnet20", "threads": 1, "same": True} | fact
+    (tmp_path / "again.jsonl").write_text(json.dumps(found) + "\n")
+    runs = [run_on("one", seed, 90.5) for seed in (0, 1)]
+    runs += [run_on("another", seed, 90.0, method="set") for seed in (0, 1)]
+    ours, theirs = (Cell(tuple(run.recipe for run in two)) for two in (runs[:2], runs[2:]))
+    store = ResultStore(runs, [tmp_path])
+
+    assert difference(store, ours, theirs).verdict == verdict
+    said = machines(store, {"DPF": [ours], "SET": [theirs]})
+    assert said.startswith("Trained on another and one," if verdict == "ahead" else "CPUs differ")
 
 
 def test_the_difference_between_two_machines_is_that_of_the_results():
