@@ -201,6 +201,7 @@ def printed(network: str, column: Column, sparsity: float) -> str:
 DPF, DPF_TUNED = Column("dpf"), Column("dpf", finetuned=True)
 INCREMENTAL, INCREMENTAL_TUNED = Column("incremental"), Column("incremental", finetuned=True)
 ONESHOT = Column("oneshot", finetuned=True)
+ACDC = Column("acdc")
 SETTLED = Column("dpf", fields=(("settle", 0.1),), name="DPF, settle=0.1")
 STABLE = Column("dpf", fields=(("stabilize", True),), name="DPF, stabilize")
 DPF_FILTERS, SFP = Column("dpf", unit="filter"), Column("sfp", unit="filter")
@@ -223,7 +224,7 @@ SIMPLE = (DENSE, ONESHOT, INCREMENTAL, INCREMENTAL_TUNED, DPF, DPF_TUNED)
 STRUCTURED = (Column("dense", unit="filter"), SFP, DPF_FILTERS)
 EVERY_METHOD = (
     *(DENSE, Column("static"), Column("snip"), Column("set"), Column("dsr"), Column("sparse-momentum")),
-    *(Column("rigl"), Column("granet"), Column("acdc")),
+    *(Column("rigl"), Column("granet"), ACDC),
     *(*SIMPLE[1:], SETTLED),
 )
 STEADY = (INCREMENTAL, DPF, SETTLED, STABLE, DPF_TUNED)

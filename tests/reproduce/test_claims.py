@@ -49,6 +49,9 @@ def test_a_training_with_the_papers_protocol_is_beside_the_papers_number_on_ever
 
     row = "| DPF (300 epochs, the paper's protocol) | 90.88 ± 0.07 | 90.12 (1) |"
     assert row in headline.comparison(store)
+    first = headline.numbers(store)[0]
+    assert first.value == "90.1 %"
+    assert "the paper: 90.88 ± 0.07 %. Dense: 92.48 ± 0.20 % in the paper" in first.said
     row = "| DPF (300 epochs, the paper's protocol), 90 % pruned | 90.88 ± 0.07 | 90.12 (1) | another, one |"
     assert row in page.protocol(store)
     row = "| DPF 90 % | 300 | 90.12 | 1 | 90.88 ± 0.07 | 7,332 | another, one |"
