@@ -26,7 +26,7 @@ _ON_CIFAR: dict[str, dict[str, Any]] = {
 }
 # At most 32.8 % on held-out images with a scaled period, 58.6 % without (results/tuning/cifar10-resnet8.jsonl).
 UNSCALED = {"sparse-momentum": "a scaled one moves half of the weights every few steps and empties whole layers"}
-"""Methods whose period is not scaled to short trainings on CIFAR, and why."""
+"""Methods whose period is not scaled to short trainings, and why."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,14 @@ class Scale:
 
     def recipe(self, network: str, method: str, sparsity: float | None = None, **fields: Any) -> Recipe:
         """Return the recipe of one training, with the tuned learning rate of the method if known."""
-        base = self.stand_in or published_recipe(network)
+        # The paper's trainings have the methods' own periods, whatever the batch.
+        base = self.stand_in or published_recipe(network).changed(every="paper")
         rate = rate_of(self.rates, network, method)
         chosen: dict[str, Any] = {"method": method, **({} if rate is None else {"lr": rate.lr})}
         if base.data == "cifar10":
             chosen |= _ON_CIFAR.get(method, {})
-            if method in UNSCALED:
-                chosen["every"] = "paper"
+        if method in UNSCALED:
+            chosen["every"] = "paper"
         if sparsity is not None and method != "dense":
             chosen["sparsity"] = sparsity
         if self.device is not None:

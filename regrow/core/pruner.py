@@ -55,6 +55,8 @@ class Pruner:
     memory: ClassVar[Memory] = Memory.FORGET
     period: ClassVar[int] = 16
     """Optimizer steps between mask updates in the method's paper; `every="auto"` scales it."""
+    scales_period: ClassVar[bool] = True
+    """Whether `every="auto"` makes the period shorter in a short training."""
     criterion: Criterion = "l2"
     total_steps: int | None = None
     """Optimizer steps of the whole training, if known."""
@@ -121,8 +123,9 @@ class Pruner:
         self.schedule: Schedule | PerPattern = as_schedule(sparsity)
         for schedule in self.schedules.values():
             self.units.check(schedule)
-        self._auto_every = every == "auto"
-        self.every = mask_period(every, self.period, self.schedules.values(), self.total_steps)
+        self.auto_every = every == "auto"  # if so, the period of a saved run replaces it
+        scaled = every != "auto" or self.scales_period
+        self.every = mask_period(every, self.period, self.schedules.values(), self.total_steps) if scaled else self.period
         found = find_targets(model, targets, include_last=include_last, exclude=exclude)
         self._model = ref(unwrap(model))
         self.spared = spared_layer(model) if targets is None and not include_last else None
@@ -453,7 +456,7 @@ class Pruner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from `state_dict()`: attach the pruner, then load the states of model, optimizer and pruner."""
         mine = self.settings()
-        if self._auto_every and "every" in state:
+        if self.auto_every and "every" in state:
             mine["every"] = state["every"]  # resume with the period of the saved run
         masks = checked_masks(state, mine, self._weights)
         self.every = mine.get("every", self.every)
@@ -492,7 +495,8 @@ class Pruner:
         # The reached sparsity is counted over all processes: a print in one of them must not wait for the others.
         target = f"target sparsity {self.requested:.1%}, {len(self.targets)} tensors"
         dense = f", {self.spared!r} stays dense" if self.spared else ""
-        return f"<{type(self).__name__} at step {self.step}: {target}{dense}, every={self.every}>"
+        period = f", every={self.every}" if self.is_periodic() else ""
+        return f"<{type(self).__name__} at step {self.step}: {target}{dense}{period}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} belongs to its optimizer and cannot be copied: use state_dict()")

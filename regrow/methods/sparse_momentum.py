@@ -1,8 +1,9 @@
 """Sparse momentum (Dettmers & Zettlemoyer 2019): weights move to layers and places of large momentum.
 
 Defaults are the authors': random first masks with the same density in all layers, including the last linear one. Once
-per epoch (`every=len(loader)`), except after the last one, a fraction of the connections moves; it decays from 0.5 to
-0.005 with a cosine. Different from the authors' code: the number of connections is exact (theirs drifts by rounding),
+per epoch (pass `every=len(loader)`; by default 391 steps), except after the last one, a fraction of the connections
+moves; it decays from 0.5 to 0.005 with a cosine. Short trainings keep this period: moving half of the connections every
+few steps empties whole layers. Different from the authors' code: the number of connections is exact (theirs drifts by rounding),
 and connections that do not fit into a full layer go to the others by momentum, not evenly.
 """
 
@@ -31,6 +32,7 @@ class SparseMomentum(DropFraction):
         cost="two selections and one mean per layer",
         budget="uniform at first, then by mean momentum",
     )
+    scales_period = False
     include_last = True
     moves_between_layers = True
     drop_fraction = 0.5

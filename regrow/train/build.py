@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -265,6 +265,7 @@ def _attached(recipe: Recipe, method: Any, model: nn.Module, optimizer: Optimize
     if "settle" in known and not options.get("settle"):
         options.pop("total_steps", None)  # only settling needs it; without, a training may become longer
     pruner: Pruner = method(model, optimizer, **options)
+    pruner.auto_every = recipe.every == "auto"
     if "total_steps" not in options:  # methods that know the length of training check it themselves
         if problem := pruner.shortfall(recipe.epochs * steps):
             raise ValueError(problem)
@@ -289,22 +290,33 @@ def make_schedule(recipe: Recipe, steps: int) -> Sparsity:
 def _time(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Return sparsity and times in optimizer steps, as far as they are options of the method."""
     total = recipe.epochs * steps
-    facts = {
+    facts: dict[str, Any] = {
         # A method that prunes once, at a given step, does not follow a ramp.
         "sparsity": make_schedule(recipe, steps) if method.takes_schedule and "at" not in known else recipe.level,
         "at": total,
         "total_steps": total,
         "seed": recipe.seed,
     }
+    if recipe.ramp_end is not None:
+        facts["ramp_end"] = recipe.ramp_end
     if recipe.every in ("auto", "paper") and known.get("every") == "auto":
-        period = steps if method.period == EPOCH else method.period  # the paper's own, in epochs of this length
-        if recipe.every == "auto":
-            end = round(recipe.ramp_fraction * total) if method.takes_schedule else None
-            period = scaled_period(period, ramp_end=end or None, total_steps=total)
-            if method.every_divides_epoch:  # it is evaluated at the end of an epoch, right after an update
-                period = max(each for each in range(1, period + 1) if steps % each == 0)
-        facts["every"] = period
+        facts["every"] = _period(recipe, method, steps)
     return {name: value for name, value in facts.items() if name in known}
+
+
+def _period(recipe: Recipe, method: type[Pruner], steps: int) -> int | Literal["auto"]:
+    """Return the steps between mask updates that the recipe's `every` stands for, with epochs of `steps` steps."""
+    period = steps if method.period == EPOCH else method.period
+    if recipe.every == "paper" or not method.scales_period:
+        return period
+    if method.has_own_schedule:
+        return "auto"  # the method knows when its ramp ends
+    total = recipe.epochs * steps
+    end = round(recipe.ramp_fraction * total) if method.takes_schedule else None
+    period = scaled_period(period, ramp_end=end or None, total_steps=total)
+    if method.every_divides_epoch:  # it is evaluated at the end of an epoch, right after an update
+        period = max(each for each in range(1, period + 1) if steps % each == 0)
+    return period
 
 
 def _options(recipe: Recipe, method: type[Pruner], known: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from torch import nn
 import regrow
 from regrow.core.options import EPOCH
 from regrow.core.schedule import SHORTEST_RAMP, scaled_period
+from regrow.methods.registry import find_method
 from regrow.train.build import make_pruner
 from reproduce.scales import find_scale, published_recipe
 
@@ -60,7 +61,9 @@ def test_imagenet_in_the_paper_keeps_its_16_steps():
         (regrow.RigL, {"sparsity": 0.9, "total_steps": 31_280}, 50),
         (regrow.DSR, {"sparsity": 0.9, "total_steps": 31_280}, 50),
         (regrow.SET, {"sparsity": 0.9, "total_steps": 31_280}, EPOCH // 2),
-        (regrow.SparseMomentum, {"sparsity": 0.9, "total_steps": 31_280}, EPOCH // 2),
+        (regrow.GraNet, {"sparsity": 0.9, "total_steps": 46_920}, 500),  # its own ramp ends after half of them
+        (regrow.GraNet, {"sparsity": 0.9, "total_steps": 46_920, "ramp_end": 0.3}, 300),
+        (regrow.SparseMomentum, {"sparsity": 0.9, "total_steps": 31_280}, EPOCH),  # a scaled one empties layers
     ],
 )
 def test_the_default_scales_the_period_of_every_periodic_method(method, options, expected):
@@ -101,6 +104,46 @@ def test_a_saved_period_wins_over_the_one_that_auto_would_choose():
         fixed.load_state_dict(pruner.state_dict())
 
 
+@pytest.mark.parametrize("total", [460, 4_600, 46_920])
+@pytest.mark.parametrize("method", ["rigl", "dsr", "granet"])
+def test_a_recipe_and_the_library_choose_the_same_period(method, total):
+    from regrow.runs.recipe import Recipe
+    from regrow.train.build import make_model, make_optimizer
+
+    recipe = Recipe(method=method, data="digits", width=4, epochs=total // 20)
+    model = make_model(recipe)
+    mine = make_pruner(recipe, model, make_optimizer(recipe, model, kind="sgd", lr=0.1), 20)
+    assert mine.every == find_method(method)(*_parts(), sparsity=0.9, total_steps=total).every
+
+
+def test_a_recipe_resumes_with_the_period_it_was_started_with():
+    from regrow.runs.recipe import Recipe
+    from regrow.train.build import make_model, make_optimizer
+
+    def made(**fields):
+        recipe = Recipe(data="digits", width=4, epochs=20, **fields)
+        model = make_model(recipe)
+        return model, make_pruner(recipe, model, make_optimizer(recipe, model, kind="sgd", lr=0.1), 21)
+
+    (before, first), (after, resumed) = made(every=5), made(every="auto")
+    state = first.state_dict()
+    after.load_state_dict(before.state_dict())
+    resumed.load_state_dict(state)
+    assert resumed.every == 5
+    with pytest.raises(ValueError, match="every=5, this pruner has every=7"):
+        made(every=7)[1].load_state_dict(state)
+
+
+def test_the_ramp_end_of_a_recipe_is_that_of_a_method_with_its_own_ramp():
+    from regrow.runs.recipe import Recipe
+    from regrow.train.build import make_model, make_optimizer
+
+    recipe = Recipe(method="granet", data="digits", width=4, epochs=20, ramp_end=0.3)
+    model = make_model(recipe)
+    pruner = make_pruner(recipe, model, make_optimizer(recipe, model, kind="sgd", lr=0.1), 21)
+    assert pruner.schedule.end == round(0.3 * 20 * 21)
+
+
 def test_recipes_settle_by_a_field():
     from regrow.runs.recipe import Recipe
     from regrow.train.build import make_model, make_optimizer
@@ -118,7 +161,7 @@ def test_a_period_is_a_number_of_steps_or_auto(every):
 
 
 @pytest.mark.parametrize("name", ["cpu", "small", "digits", "smoke"])
-@pytest.mark.parametrize("method", ["dpf", "incremental", "set", "sparse-momentum", "rigl", "dsr", "sfp"])
+@pytest.mark.parametrize("method", ["dpf", "incremental", "set", "sparse-momentum", "rigl", "dsr", "granet", "sfp"])
 def test_short_scales_scale_the_periods_of_all_methods(name, method):
     from regrow.train.build import make_model, make_optimizer
 
@@ -127,8 +170,11 @@ def test_short_scales_scale_the_periods_of_all_methods(name, method):
     optimizer = make_optimizer(recipe, model, kind="sgd", lr=0.1)
     steps = {"cpu": 391, "small": 391, "digits": 21, "smoke": 16}[name]
     every = make_pruner(recipe, model, optimizer, steps).every
-    own = {"dpf": 16, "rigl": 100, "dsr": 100}.get(method, steps)
-    expected = max(1, own * recipe.epochs * 3 * steps // 4 // SHORTEST_RAMP)
+    own = {"dpf": 16, "rigl": 100, "dsr": 100, "granet": 1000}.get(method, steps)
+    quarters = 2 if method == "granet" else 3  # after which its ramp ends
+    expected = max(1, own * recipe.epochs * quarters * steps // 4 // SHORTEST_RAMP)
+    if method == "sparse-momentum":
+        expected = steps
     assert every == expected or (method == "sfp" and steps % every == 0 and every <= expected)
     if method == "dpf":
         assert every == 1

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from regrow import models
-from regrow.methods.registry import METHODS
+from regrow.methods.registry import METHODS, find_method
 from regrow.report import published
 from regrow.runs.find import Run
 from regrow.runs.recipe import Recipe, UsageError
+from regrow.train.build import make_model, make_optimizer, make_pruner
 from reproduce.experiments import all_experiments, find_experiment
+from reproduce.figures import period_batch
 from reproduce.results import ResultStore
 from reproduce.scales import UNSCALED, ScaleName, TunedRate, find_scale
 from reproduce.tables import EVERY_METHOD, periods
@@ -27,6 +29,13 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 def missing(name, scale):
     return ResultStore().missing(find_experiment(name).cells(find_scale(scale), ResultStore()))
+
+
+def trained_period(recipe, steps):
+    """Return the steps between mask updates that a training of `steps` steps per epoch has."""
+    recipe = recipe.changed(data="digits", model="small", width=4, stem_stride=None)
+    model = make_model(recipe)
+    return make_pruner(recipe, model, make_optimizer(recipe, model, kind="sgd", lr=0.1), steps).every
 
 
 def test_all_methods_but_those_named_on_the_pages_have_periods_scaled_to_the_length_of_training():
@@ -132,7 +141,38 @@ def test_the_usual_period_is_the_methods_own_so_that_its_run_is_shared():
 
     assert {recipe.every for recipe in missing("period-sparsity", "cpu")} == {"auto", 16, 64, 256}
     assert [recipe.every for recipe in missing("period-sparsity", "cpu") if recipe.key() in shared] == ["auto"] * 3
-    assert {recipe.every for recipe in missing("period-sparsity", "paper")} == {"auto", 1, 2, 4, 8, 32, 64}
+    assert {recipe.every for recipe in missing("period-sparsity", "paper")} == {"paper", 1, 2, 4, 8, 32, 64}
+
+
+@pytest.mark.parametrize("name", ["paper", "cpu", "small", "digits", "smoke"])
+def test_a_column_of_periods_is_the_same_period_for_every_batch(name):
+    steps = {"digits": 1_437, "smoke": 256}.get(name, 50_000)
+    for (batch, period), cell in period_batch(find_scale(name)).cells.items():
+        for recipe in cell.recipes:
+            assert recipe.batch == int(batch)
+            assert trained_period(recipe, steps // recipe.batch) == int(period)
+
+
+@pytest.mark.parametrize("method", ["dpf", "incremental", "rigl", "set", "dsr"])
+def test_the_papers_trainings_have_the_methods_own_period_whatever_the_batch(method):
+    for network, batch, images in (("resnet20", 1024, 50_000), ("wrn28-2", 128, 45_000)):
+        steps = images // batch
+        own = {"dpf": 16, "rigl": 100, "dsr": 100}.get(method, steps)
+        assert trained_period(find_scale("paper").recipe(network, method, 0.9, batch=batch), steps) == own
+
+
+@pytest.mark.parametrize(("scale", "method"), [("cpu", "sparse-momentum"), ("digits", "sparse-momentum")])
+def test_methods_whose_period_is_not_scaled_keep_it_on_all_data(scale, method):
+    assert trained_period(find_scale(scale).recipe("resnet20", method, 0.9), 21) == 21
+    assert {name for name in METHODS if not find_method(name).scales_period} == set(UNSCALED)
+
+
+def test_acdc_has_the_phases_of_its_authors_for_the_data():
+    tenths = [0.05 + each / 10 for each in range(9)]
+    for scale in ("paper", "cpu", "small"):
+        [option] = find_scale(scale).recipe("resnet20", "acdc", 0.9).options
+        assert json.loads(option.removeprefix("switches=")) == pytest.approx(tenths)
+    assert find_scale("digits").recipe("small", "acdc", 0.9).options == ()
 
 
 def test_unknown_items_and_scales_are_errors_with_a_suggestion():
