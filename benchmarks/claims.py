@@ -102,9 +102,9 @@ def _not_ahead(found: Mapping[str, Sequence[Claim]]) -> str:
         others: dict[str, list[str]] = {}
         for pair in (pair for claim in found[name] for pair in claim.not_ahead):
             ours, _, level = pair.name.partition(", ")
-            others.setdefault(f"at {level}" + (" after fine-tuning" if ours == "DPF + FT" else ""), []).append(
-                pair.other
-            )
+            where = f"at {level}" + (" after fine-tuning" if ours == "DPF + FT" else "")
+            name, _, setting = pair.other.partition(", ")
+            others.setdefault(where, []).append(f"{name} ({setting})" if setting else name)
         told = [f"{', '.join(dict.fromkeys(names))} {where}" for where, names in others.items()]
         said += [f"of {' and '.join(told)} on {title}"] if told else []
     return f"DPF is not ahead {'; '.join(said)}." if said else ""
@@ -120,7 +120,7 @@ def protocol(store: ResultStore) -> str:
             used = sorted({cpu for outcome in store.outcomes(cell) for cpu in cpus(outcome.run)})
             lines.append([f"{column.title}{told}", printed("resnet20", column, level), top1, ", ".join(used)])
     head = ["ResNet-20, CIFAR-10", "paper", "ours (seeds)", "CPU"]
-    return table(head, lines) if lines else ""
+    return f"Our trainings with the paper's own protocol:\n\n{table(head, lines)}" if lines else ""
 
 
 def _verdicts(row: Sequence[Claim]) -> list[str]:

@@ -31,6 +31,7 @@ from reproduce.tables import (
     Column,
     machines,
     mask_updates,
+    periods,
     printed,
 )
 from reproduce.views import NOT_RUN, accuracy, table
@@ -76,7 +77,8 @@ def _accuracy(store: ResultStore) -> list[Number]:
         whole = f"{ours.mean:.1f} %" if ours else f"{printed('resnet20', dense, LEVELS[0])} % in the paper"
         said = (
             f"accuracy with {percent(LEVELS[0])} of the weights pruned, without fine-tuning; the paper: "
-            f"{printed('resnet20', dpf, LEVELS[0])} %. Dense: {whole}. ResNet-20, CIFAR-10, the paper's 300 epochs"
+            f"{printed('resnet20', dpf, LEVELS[0])} %. Dense: {whole}. ResNet-20, CIFAR-10, the paper's 300 epochs, "
+            f"{'one seed' if found.n == 1 else f'{found.n} seeds'}"
         )
         return [Number(f"{found.mean:.1f} %", said, "regrow train cifar-resnet20")]
     for level in levels(store)[:1]:
@@ -166,11 +168,14 @@ def comparison(store: ResultStore) -> str:
     if not lines:
         return ""
     heads = [text for level in LEVELS for text in (f"{percent(level)} pruned: paper", "ours")]
+    ours = "Ours, except the rows that say 300 epochs" if any(each.title in runs for each in PROTOCOL) else "Ours"
     said = (
-        f"Top-1 on the test images, in %. Ours: {CPU.about}, seeds in brackets. The paper trains for 300 epochs "
-        "(fine-tuning: 60 more), three seeds. `python -m reproduce methods --scale cpu`"
+        f"Top-1 on the test images, in %. {ours}: {CPU.about}, seeds in brackets. "
+        "The paper trains for 300 epochs (fine-tuning: 60 more), three seeds. "
+        "`python -m reproduce methods --scale cpu`"
     )
-    return f"{table(['', *heads], lines)}\n\n{said}\n\n{mask_updates(store, runs)} {machines(store, runs)}\n"
+    notes = " ".join(filter(None, [mask_updates(store, runs), periods(CPU, runs), machines(store, runs)]))
+    return f"{table(['', *heads], lines)}\n\n{said}\n\n{notes}\n"
 
 
 def _unbroken(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, get_type_hints
 
-from regrow.core.options import PrunerOptions
+from regrow.core.options import EPOCH, PrunerOptions
 from regrow.core.pruner import Pruner
 from regrow.core.weights import Memory
 from regrow.methods.dense import Dense
@@ -16,7 +16,7 @@ from regrow.methods.registry import METHODS, find_method, method_options
 _COMMON = {*get_type_hints(PrunerOptions), *get_type_hints(DropAndGrowOptions), "sparsity"}
 _MEMORY = {Memory.KEEP: "keep (feedback)", Memory.FORGET: "forget (zero)", Memory.SOFT: "soft (free to grow)"}
 _BUDGET = {"global": "one count over all layers", "layer": "uniform", "er": "Erdős–Rényi", "erk": "Erdős–Rényi kernel"}
-_HEAD = ("method", "paper", "when", "score", "budget", "memory", "options", "cost of an update")
+_HEAD = ("method", "paper", "when", "own period", "score", "budget", "memory", "options", "cost of an update")
 
 
 def table() -> str:
@@ -58,8 +58,15 @@ def _row(method: Any) -> tuple[str, ...]:
     own = [f"`{name}={_shown(value)}`" for name, value in options.items() if name not in _COMMON]
     budget = info.budget or _BUDGET.get(options.get("scope", ""), "–")
     memory = "" if method is Dense else _MEMORY[method.memory]
-    cells = (info.paper, info.when, info.score, budget, memory, ", ".join(own), info.cost)
+    cells = (info.paper, info.when, _period(method), info.score, budget, memory, ", ".join(own), info.cost)
     return (f"`{method.__name__}`", *(cell or "–" for cell in cells))
+
+
+def _period(method: Any) -> str:
+    """Return the period of the method's paper in steps."""
+    if "every" not in method_options(method):
+        return ""
+    return "an epoch" if method.period == EPOCH else f"{method.period:,}"
 
 
 def _shown(value: object) -> str:

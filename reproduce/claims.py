@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,8 @@ mean that two runs cannot be compared:
   are pruned, more MACs.
 * *other mask*: a run marked ‡ uses the mask of a repeated training, which differs from that of the run that it is
   compared with.
+
+★ in place of a difference means that the other training diverged, which counts as behind; −★ that ours did.
 """.strip()
 SHOWN, NOT_SHOWN, TOO_FEW, OPEN = "reproduced", "not reproduced at this scale", "one seed only", "not run"
 _SFP = (
@@ -38,13 +41,17 @@ _SFP = (
     "to zero gets a very large gradient through batch norm and grows larger than the filters that were kept, so the "
     "next update removes useful filters. SFP with its authors' constant ratio is listed as well."
 )
+_DPF = (
+    "DPF collapses here: a filter that was set to zero gets a very large gradient through batch norm. `stabilize` "
+    "bounds it, see below."
+)
 _SCOPES = "Both keep the same number of weights; one threshold for all layers keeps more MACs."
 _FILTERS = (
     "The fraction of pruned filters does not determine the size of a model: with `stabilize`, other filters are "
     "pruned, and so another fraction of weights and MACs. The effect of `stabilize` at equal size was not measured."
 )
 _OF_FILTERS = (tables.SFP, tables.SFP_CONSTANT)
-_OF_TODAY = (Column("set"), Column("rigl"), Column("granet"), tables.ACDC)
+_OF_TODAY = (Column("static"), Column("set"), Column("rigl"), Column("granet"), tables.ACDC)
 _ORDER: tuple[Verdict, ...] = (
     *("ahead", "level", "behind", "two machines", "other size", "other mask"),
     *("one seed", "not run"),
@@ -63,7 +70,7 @@ class Claim:
     cells: tuple[Cell, ...] = field(default=(), compare=False)
     """The runs that are trained for it."""
     not_ahead: tuple[Pair, ...] = field(default=(), compare=False)
-    """The comparisons with other methods in which DPF is behind or level, or behind with its only seed."""
+    """The comparisons with other methods in which DPF is behind or level, also with one seed or another size."""
 
     @property
     def word(self) -> str:
@@ -79,7 +86,8 @@ def _compared(title: str, compared: list[Pair], store: ResultStore, note: str = 
     not_ahead = tuple(
         pair
         for pair, gap in found
-        if rivals and (gap.verdict in ("behind", "level") or (gap.verdict == "one seed" and gap.mean <= 0))
+        if rivals
+        and (gap.verdict in ("behind", "level") or (gap.verdict in ("one seed", "other size") and gap.mean <= 0))
     )
     evidence = table(HEAD, [pair.line(store) for pair in compared])
     cells = tuple(cell for pair in compared for cell in (pair.ours, pair.theirs))
@@ -90,12 +98,20 @@ def _compared(title: str, compared: list[Pair], store: ResultStore, note: str = 
 
 def _hardest(compared: list[Pair], store: ResultStore) -> str:
     """Return the two accuracies of the comparison in which ours is least ahead."""
-    found = [(pair, store.summary(pair.ours), store.summary(pair.theirs)) for pair in compared]
-    known = [(pair, ours.mean, theirs.mean) for pair, ours, theirs in found if ours and theirs]
+    found = [(pair, _mean(pair.ours, store), _mean(pair.theirs, store)) for pair in compared]
+    known = [(pair, ours, theirs) for pair, ours, theirs in found if ours is not None and theirs is not None]
     if not known:
         return ""
-    pair, ours, theirs = min(known, key=lambda each: each[1] - each[2])
-    return f"{ours:.1f} and {theirs:.1f} ({pair.other})"
+    pair, *means = min(known, key=lambda each: each[1] - each[2])
+    ours, theirs = ("★" if math.isinf(mean) else f"{mean:.1f}" for mean in means)
+    return f"{ours} and {theirs} ({pair.other})"
+
+
+def _mean(cell: Cell, store: ResultStore) -> float | None:
+    """Return the mean accuracy of a cell, minus infinity if all its runs diverged; None if it was not run."""
+    if (summary := store.summary(cell)) is not None:
+        return summary.mean
+    return -math.inf if store.diverged(cell) else None
 
 
 def _together(verdicts: list[Verdict]) -> str:
@@ -110,6 +126,13 @@ def _together(verdicts: list[Verdict]) -> str:
         return NOT_SHOWN
     counts = [f"{verdict} in {verdicts.count(verdict)}" for verdict in _ORDER if verdict in verdicts]
     return f"{'in part' if shown else 'undecided'}: of {len(verdicts)} comparisons, {', '.join(counts)}"
+
+
+def _collapses(column: Column, scale: Scale, store: ResultStore, ratio: float) -> bool:
+    """Return whether a method has less than half of the accuracy of the dense network."""
+    at = place(scale, ratio)
+    pruned, dense = (store.summary(each.cell(scale, at)) for each in (column, tables.DENSE))
+    return pruned is not None and dense is not None and pruned.mean < dense.mean / 2
 
 
 def _early(scale: Scale, store: ResultStore) -> Claim:
@@ -218,7 +241,11 @@ def _of_the_paper(scale: Scale, store: ResultStore) -> list[Claim]:
     tuned = against(scale, "DPF + FT, {}", DPF_TUNED, simple, [0.95])
     scopes = against(scale, "global, {}", DPF, [layers], [0.9, 0.95])
     filters = against(scale, "DPF, {} of the filters", tables.DPF_FILTERS, _OF_FILTERS, RATIOS)
-    collapses = "" if scale.stand_in is None else _SFP
+    collapses = " ".join(
+        said
+        for said, column in ((_SFP, tables.SFP), (_DPF, tables.DPF_FILTERS))
+        if any(_collapses(column, scale, store, ratio) for ratio in RATIOS)
+    )
     return [
         _compared("DPF without fine-tuning is ahead at 90 %", ahead, store, rivals=True),
         _compared("Fine-tuning helps DPF at 95 %", helped, store),
@@ -236,7 +263,7 @@ def _of_the_paper(scale: Scale, store: ResultStore) -> list[Claim]:
 
 def _beyond_the_paper(scale: Scale, store: ResultStore) -> list[Claim]:
     every_step, usual = Column("dpf", fields=often(scale)), Column("dpf", fields=rarely(scale), name="DPF, every=16")
-    settled = Column("dpf", fields=(*often(scale), ("settle", 0.1)))
+    settled = Column("dpf", fields=(*often(scale), ("settle", 0.1)), name="DPF, settle=0.1")
     all_three = Column("dpf", fields=(*often(scale), ("settle", 0.1), ("stabilize", True)))
     soft = Column("dpf", fields=(*settled.fields, ("options", ("threshold=soft",))))
     simple = (DPF, DPF_TUNED, tables.INCREMENTAL, tables.INCREMENTAL_TUNED, tables.ACDC)
@@ -270,7 +297,7 @@ def _beyond_the_paper(scale: Scale, store: ResultStore) -> list[Claim]:
         RATIOS,
     )
     return [
-        _compared("Beyond the paper: DPF is ahead of SET, RigL, GraNet and AC/DC", grown, store, rivals=True),
+        _compared("Beyond the paper: DPF is ahead of Static, SET, RigL, GraNet and AC/DC", grown, store, rivals=True),
         *(_compared(f"Beyond the paper: {title}", pairs, store) for title, pairs in compared.items()),
         _compared("Beyond the paper: DPF with `stabilize` is ahead when filters are pruned", filters, store, _FILTERS),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import statistics
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -190,6 +190,7 @@ class Gap:
     """Accuracy of one run minus that of another with the same seed, and other differences between the two."""
 
     points: float
+    """Infinite if one of the two diverged."""
     machines: bool = False
     sizes: bool = False
     masks: bool = False
@@ -201,6 +202,8 @@ class Gap:
 
     def __str__(self) -> str:
         """Return the gap, marked if it was measured on two machines or with the mask of another run."""
+        if math.isinf(self.points):
+            return "★" if self.points > 0 else "−★"
         return f"{self.points:+.2f}{'†' if self.machines else ''}{'‡' if self.masks else ''}"
 
 
@@ -230,8 +233,8 @@ class Difference:
 
     @property
     def mean(self) -> float:
-        """Mean over seeds; 0 without seeds."""
-        return statistics.fmean(gap.points for gap in self.by_seed) if self.by_seed else 0.0
+        """Mean over seeds; 0 without seeds, infinite if one of two runs diverged, NaN if runs of both diverged."""
+        return sum(gap.points for gap in self.by_seed) / len(self.by_seed) if self.by_seed else 0.0
 
     def __str__(self) -> str:
         """Return the mean difference and the seeds behind it."""
@@ -239,7 +242,8 @@ class Difference:
             return "not run"
         if len(self.by_seed) == 1:
             return f"{self.by_seed[0]} (one seed)"
-        return f"{self.mean:+.2f} ({', '.join(map(str, self.by_seed))})"
+        seeds = ", ".join(map(str, self.by_seed))
+        return f"{self.mean:+.2f} ({seeds})" if math.isfinite(self.mean) else seeds
 
 
 def difference(store: ResultStore, ours: Cell, theirs: Cell) -> Difference:
@@ -249,6 +253,10 @@ def difference(store: ResultStore, ours: Cell, theirs: Cell) -> Difference:
         a, b = store.outcome(mine, finetuned=ours.finetuned), store.outcome(other, finetuned=theirs.finetuned)
         if a is not None and b is not None:
             found.append(_gap(store, a, b))
+        elif a is not None and store.diverged(Cell((other,), theirs.finetuned)):
+            found.append(Gap(math.inf))
+        elif b is not None and store.diverged(Cell((mine,), ours.finetuned)):
+            found.append(Gap(-math.inf))
     return Difference(tuple(found))
 
 

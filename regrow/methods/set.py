@@ -1,7 +1,7 @@
 """SET, sparse evolutionary training (Mocanu et al. 2018): drop the weights nearest to zero, grow at random.
 
 Defaults are the authors': Erdos-Renyi densities, and a fraction ζ = 0.3 (`drop_fraction`) of the connections of each
-layer, once per epoch (`every=len(loader)`) except after the last one. Different from the authors' code:
+layer, once per epoch (pass `every=len(loader)`) except after the last one. Different from the authors' code:
 
 * `sparsity` replaces their ε, and is exact.
 * New weights start at zero instead of random values, and only their momentum is reset (the authors build a new

@@ -2,9 +2,10 @@
 
 The score |∂L/∂m| at m = 1 is |g·w|, for one batch; the largest scores over all layers are kept, and the mask stays
 fixed. By default batch norm is in training mode and the weights that were scored are trained, as in the common PyTorch
-port. Different from the authors' code: they score with batch norm in inference mode (`inference=True`) and train
-another initialization (`Fixed(fresh_model, optimizer, pruner.masks)`). Different from both: the last linear layer stays
-dense, as in the comparison of the DPF paper; `include_last=True` prunes it as the authors and the port do.
+port. Different from the authors' code: they score with batch norm in inference mode (`inference=True`, which needs
+`loss`) and train another initialization (`Fixed(fresh_model, optimizer, pruner.masks)`); recipes do neither. Different
+from both: the last linear layer stays dense, as in the comparison of the DPF paper; `include_last=True` prunes it as
+the authors and the port do.
 """
 
 from __future__ import annotations

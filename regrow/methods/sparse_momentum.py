@@ -3,8 +3,8 @@
 Defaults are the authors': random first masks with the same density in all layers, including the last linear one. Once
 per epoch (pass `every=len(loader)`; by default 391 steps), except after the last one, a fraction of the connections
 moves; it decays from 0.5 to 0.005 with a cosine. Short trainings keep this period: moving half of the connections every
-few steps empties whole layers. Different from the authors' code: the number of connections is exact (theirs drifts by rounding),
-and connections that do not fit into a full layer go to the others by momentum, not evenly.
+few steps empties whole layers. Different from the authors' code: the number of connections is exact (theirs drifts by
+rounding), and connections that do not fit into a full layer go to the others by momentum, not evenly.
 """
 
 from __future__ import annotations

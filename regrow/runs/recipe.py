@@ -79,7 +79,7 @@ class Recipe:
     """Final fraction of the targeted weights (or filters) that is pruned. It can differ by layer, as in
     layer4.*=0.95,*=0.8 (in TOML also as a table): the first pattern that matches a name applies."""
     every: int | Literal["auto", "paper"] = "auto"
-    """Optimizer steps between mask updates. paper: as in the method's paper (16 for dpf, an epoch for most others).
+    """Optimizer steps between mask updates. paper: as in the method's paper (16 for dpf, an epoch for incremental).
     auto: this number, scaled down with the length of a short training."""
     scope: Literal["global", "layer", "er", "erk", "redistributed"] | None = None
     """One threshold for all layers (global), or one per layer: with equal sparsity (layer), by Erdos-Renyi (er, erk),
@@ -109,7 +109,8 @@ class Recipe:
     schedule: str = "cubic"
     """How the sparsity rises: cubic, or constant from the first step on."""
     ramp_end: float | None = None
-    """Fraction of training after which the final sparsity is reached; 0 starts with it. None: at the second drop."""
+    """Fraction of training after which the final sparsity is reached; 0 starts with it. None: at the second drop (for
+    granet, after half of training). Methods without a ramp ignore it."""
     ramp_by: Literal["epoch", "step"] = "epoch"
     """Whether the sparsity rises once per epoch, as in the paper, or with every mask update (for short trainings)."""
     epochs: int = 30

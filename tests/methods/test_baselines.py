@@ -133,6 +133,48 @@ def test_acdc_prunes_restores_from_zero_and_prunes_again():
     assert (kept(pruner), pruner.stats().requested) == ([0, 1, 1, 0], 0.5)
 
 
+def test_dsd_trains_dense_sparse_and_dense_again():
+    layer, optimizer = line(4.0, 1.0, 3.0, 2.0)
+    pruner = regrow.DSD(layer, optimizer, sparsity=0.5, total_steps=4, targets=["weight"])
+    step(layer, optimizer, 0.0, 0.0, 0.0, 0.0)
+    assert (kept(pruner), pruner.sparsity) == ([1, 1, 1, 1], 0)
+    step(layer, optimizer, 0.0, -2.5, 0.0, 0.0)  # 4, 3.5, 3, 2 when the sparse phase begins
+    assert (kept(pruner), layer.weight.tolist()) == ([1, 1, 0, 0], [[4.0, 3.5, 0.0, 0.0]])
+    step(layer, optimizer, 1.0, 0.0, -9.0, -9.0)  # the last sparse step: after it, all weights are trained
+    assert (kept(pruner), layer.weight.tolist()) == ([1, 1, 1, 1], [[3.0, 3.5, 0.0, 0.0]])
+    step(layer, optimizer, 0.0, 0.0, -1.0, 0.25)
+    assert layer.weight.tolist() == [[3.0, 3.5, 1.0, -0.25]]
+    assert pruner.stats().requested == 0
+
+
+def test_static_keeps_its_mask_whatever_the_gradients_are():
+    layer, optimizer = line(4.0, 1.0, 3.0, 2.0)
+    pruner = regrow.Static(layer, optimizer, sparsity=0.5, scope="layer", targets=["weight"])
+    first = kept(pruner)
+    assert sum(first) == 2
+    start = [weight * keep for weight, keep in zip((4.0, 1.0, 3.0, 2.0), first, strict=True)]
+    assert layer.weight.tolist() == [start]
+    for gradient in ((-9.0, -9.0, -9.0, -9.0), (9.0, 1.0, 5.0, 0.0)):
+        step(layer, optimizer, *gradient)
+        start = [(weight - each) * keep for weight, each, keep in zip(start, gradient, first, strict=True)]
+        assert (kept(pruner), layer.weight.tolist()) == (first, [start])
+
+
+@pytest.mark.parametrize(("method", "resets"), [("ACDC", [6]), ("DSD", [3, 6])])
+def test_a_phase_resets_the_momentum_of_every_parameter_with_adam_too(method, resets):
+    model = TRAINING.model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    switches = (0.3, 0.6, 0.9) if method == "ACDC" else (0.3, 0.6)
+    getattr(regrow, method)(model, optimizer, sparsity=0.5, total_steps=10, switches=switches)
+    zero = []
+    for t in steps(model, optimizer, 8):
+        averages = [optimizer.state[each]["exp_avg"] for each in model.parameters()]
+        if not any(each.any() for each in averages):
+            zero.append(t)
+        assert all(optimizer.state[each]["exp_avg_sq"].any() for each in model.parameters())
+    assert zero == resets
+
+
 def test_the_phases_of_acdc_are_the_authors_for_imagenet_and_can_be_set_to_those_for_cifar():
     layer, optimizer = line(*range(10))
     pruner = regrow.ACDC(layer, optimizer, sparsity=0.5, total_steps=100, targets=["weight"])
