@@ -1,9 +1,10 @@
-"""Trains the first epochs of a record again on another CPU: `python -m benchmarks.again`.
+"""Trains a record again on another CPU: `python -m benchmarks.again`.
 
-It takes a record of ResNet-20 from every kind of CPU but this one and writes to `results/machines/again.jsonl` whether
-its numbers came out the same, so that the pages know which CPUs round alike. Each takes a few minutes.
+It takes a record of every network and every kind of CPU but this one and writes to `results/machines/again.jsonl`
+whether its numbers came out the same, so that the pages know which CPUs round alike. That takes a few minutes.
 
-Records have six digits of every number. After 700 steps, any bit that differs would show in them.
+If a record has curves, its first epochs are enough: it has six digits of every number, and after 700 steps, any bit
+that differs would show in them. Others are trained to the end.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,11 @@ from regrow.runs.recipe import Recipe
 from regrow.system import environment
 from regrow.train.loop import make_trainer
 
-RECORDS = RESULTS.parent / "cifar10-resnet20-cpu.jsonl"
+RECORDS = RESULTS.parent / "digits" / "small.jsonl", RESULTS.parent / "cifar10-resnet20-cpu.jsonl"
 FOUND = RESULTS.parent / "machines" / "again.jsonl"
 EPOCHS = 2
 CLOCK = ("seconds", "images_per_second")
+FINAL = ("epoch", "step", "loss", "test_loss", "top1", "sparsity")
 
 
 class _EnoughError(Exception):
@@ -39,34 +42,37 @@ def chosen(records: Iterable[dict[str, Any]], *, torch: str) -> dict[str, dict[s
     found: dict[str, dict[str, Any]] = {}
     for row in sorted(records, key=lambda row: row["recipe"]["method"] != "dpf"):
         alone = row["recipe"].get("init") is None and row["recipe"].get("masks") is None
-        if alone and row.get("epochs") and "machines" not in row and row["versions"]["torch"] == torch:
+        if alone and "top1" in row and "machines" not in row and row["versions"]["torch"] == torch:
             found.setdefault(row["environment"]["cpu"], row)
     return found
 
 
 def same_numbers(record: dict[str, Any]) -> bool:
-    """Train the first epochs of a record and return whether all numbers but times are those of the record."""
-    trained = _trained(Recipe.of(record["recipe"], record["name"]))
-    return trained == [{name: epoch[name] for name in trained[0]} for epoch in record["epochs"][:EPOCHS]]
+    """Train a record again, as far as needed, and return whether all numbers but times are those of the record."""
+    curves = record.get("epochs", [])[:EPOCHS]
+    trained = _trained(Recipe.of(record["recipe"], record["name"]), len(curves))
+    if not curves:
+        return all(trained[-1][name] == record[name] for name in FINAL)
+    short = [collect.short_epoch(epoch) for epoch in trained]
+    return all(new[name] == old[name] for new, old in zip(short, curves, strict=True) for name in new.keys() - CLOCK)
 
 
-def _trained(recipe: Recipe) -> list[dict[str, Any]]:
+def _trained(recipe: Recipe, count: int) -> list[dict[str, Any]]:
+    """Return the records of the first `count` epochs, or of all if that is 0."""
     epochs: list[dict[str, Any]] = []
 
     def after_epoch(epoch: dict[str, Any]) -> None:
-        epochs.append({name: value for name, value in collect.short_epoch(epoch).items() if name not in CLOCK})
-        if len(epochs) == EPOCHS:
+        epochs.append(epoch)
+        if len(epochs) == count:
             raise _EnoughError
 
-    try:
+    with suppress(_EnoughError):
         make_trainer(recipe).run(lambda: None, after_epoch)
-    except _EnoughError:
-        return epochs
-    raise ValueError(f"{recipe.name()} has fewer than {EPOCHS} epochs")
+    return epochs
 
 
-def compare(records: Path = RECORDS, found: Path = FOUND) -> None:
-    """Train the records of other CPUs again and add what was found to the file `found`."""
+def compare(records: Path, found: Path = FOUND) -> None:
+    """Train a record of each other CPU again and add what was found to the file `found`."""
     here = environment(1)
     lines = [json.loads(line) for line in found.read_text("utf-8").splitlines()] if found.exists() else []
     known = {(frozenset(line["cpus"]), line["model"]) for line in lines}
@@ -74,12 +80,12 @@ def compare(records: Path = RECORDS, found: Path = FOUND) -> None:
         recipe = record["recipe"]
         if cpu == here["cpu"] or (frozenset((cpu, here["cpu"])), recipe["model"]) in known:
             continue
-        print(f"training {EPOCHS} epochs of {record['name']} ({cpu}) again on {here['cpu']}", flush=True)
+        print(f"training {record['name']} ({cpu}) again on {here['cpu']}", flush=True)
         same = same_numbers(record)
         lines.append(
             {
                 **{"cpus": [cpu, here["cpu"]], "model": recipe["model"], "threads": recipe["threads"], "same": same},
-                **{"name": record["name"], "key": record["key"], "epochs": EPOCHS, "commit": here["commit"]},
+                **{"name": record["name"], "key": record["key"], "commit": here["commit"]},
             }
         )
         found.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +95,8 @@ def compare(records: Path = RECORDS, found: Path = FOUND) -> None:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
-    compare()
+    for records in RECORDS:
+        compare(records)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ mean that two runs cannot be compared:
 
 * *two machines*: a run marked † was made on another machine than the run that it is compared with, and the difference
   is at most {MACHINES:g} points. This is the largest difference between two machines that we measured for the same
-  training (digits, six trainings). A run has no mark if the first epochs of one training of the network gave the same
-  numbers on both machines (`python -m benchmarks.again`).
+  training (digits, six trainings). A run has no mark if one training of the network gave the same numbers on both
+  machines (`python -m benchmarks.again`).
 * *other size*: one of the two models has more than {100 * SIZE:g} % more parameters left than the other or, if filters
   are pruned, more MACs.
 * *other mask*: a run marked ‡ uses the mask of a repeated training, which differs from that of the run that it is

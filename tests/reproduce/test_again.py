@@ -5,13 +5,11 @@ import json
 import pytest
 
 from benchmarks import again, collect
-from benchmarks.runner import RESULTS
 from regrow.data import DataError
 from regrow.runs.recipe import Recipe
 from regrow.system import environment
 
-RECORDS = RESULTS.parent / "tuning" / "cifar10-resnet8.jsonl", again.RECORDS
-"""The cheapest network first."""
+RECORDS = again.RECORDS[-1]
 
 SHORT = Recipe(epochs=3, width=4, batch=16, limit=128, every="auto", ramp_by="step", threads=1)
 
@@ -21,8 +19,7 @@ SHORT = Recipe(epochs=3, width=4, batch=16, limit=128, every="auto", ramp_by="st
 def test_training_the_first_epochs_of_a_record_again_gives_the_same_numbers():
     machine = environment(1)
     cpu, torch = machine["cpu"], machine["versions"]["torch"]
-    of_this_cpu = [again.chosen(collect.read(path).values(), torch=torch).get(cpu) for path in RECORDS]
-    if (record := next(filter(None, of_this_cpu), None)) is None:
+    if (record := again.chosen(collect.read(RECORDS).values(), torch=torch).get(cpu)) is None:
         pytest.skip(f"no record is of {cpu} with torch {torch}; others round in another way")
     try:
         assert again.same_numbers(record)
@@ -40,10 +37,13 @@ def record(tmp_path_factory):
 
 
 def test_one_other_digit_in_a_record_is_found(record):
+    without_curves = {name: value for name, value in record.items() if name != "epochs"}
     assert again.same_numbers(record)
+    assert again.same_numbers(without_curves)
     changed = json.loads(json.dumps(record))
     changed["epochs"][1]["loss"] *= 1 + 1e-5
     assert not again.same_numbers(changed)
+    assert not again.same_numbers(without_curves | {"loss": record["loss"] * (1 + 1e-15)})
 
 
 def test_a_record_of_each_other_cpu_is_trained_once(record, tmp_path, capsys):
@@ -66,4 +66,4 @@ def test_a_record_of_each_other_cpu_is_trained_once(record, tmp_path, capsys):
 
     [line] = [json.loads(line) for line in found.read_text().splitlines()]
     assert (line["cpus"], line["same"], line["model"]) == (["elsewhere", here], True, "small")
-    assert capsys.readouterr().out.count("training 2 epochs") == 1
+    assert capsys.readouterr().out.count("training ") == 1
