@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import collect, tuning
-from benchmarks.queue import PAPER, paper_cell
+from benchmarks.queue import PAPER, RESNET8, paper_cell
 
 ROOT = Path(__file__).parents[1]
 LONG = Path("results", PAPER.name)
-RECORDS = (Path("results/cifar10-resnet20-cpu.jsonl"), Path("results/tuning/cifar10-resnet8.jsonl"), LONG)
+RECORDS = (
+    *(Path("results/cifar10-resnet20-cpu.jsonl"), Path("results", RESNET8.name)),
+    *(Path("results/tuning/cifar10-resnet8.jsonl"), LONG),
+)
 KEPT = Path("results/queue/long")
 REPLACEMENTS = 10
 """Number of commits that may change the kept checkpoint: each adds 4 MB to every clone, for good."""

@@ -20,16 +20,18 @@ from regrow.runs.folder import RunFolderError
 from regrow.runs.recipe import Recipe
 from regrow.runs.stop import StoppedError
 from regrow.sweep import Began, SweepError, Update, run_all
+from reproduce.claims import claims
 from reproduce.figures import period_sparsity
-from reproduce.lottery import retrained
+from reproduce.lottery import Ticket, retrained, search, tickets
 from reproduce.results import Cell, ResultStore
 from reproduce.scales import Scale, find_scale
 from reproduce.tuning import rate_cells
 
 RESULTS = Path(__file__).parents[1] / "results"
 PAPER = RESULTS / "cifar10-resnet20.jsonl"
+RESNET8 = RESULTS / "cifar10-resnet8.jsonl"
 DYNAMIC = ("rigl", "sparse-momentum", "dsr", "set", "snip", "static", "acdc", "granet")
-TUNED = ("dpf", "incremental", "dense", *DYNAMIC)
+TUNED = ("dpf", "incremental", "dense", *DYNAMIC, "sfp")
 REMEDIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("settle", {"settle": 0.1}),
     ("soft, settle", {"settle": 0.1, "options": ("threshold=soft",)}),
@@ -45,6 +47,8 @@ class Stage:
     name: str
     cells: list[Cell]
     file: Path
+    ticket: Ticket | None = None
+    """The search whose levels the cells are."""
 
     def left(self) -> list[Recipe]:
         """Return the recipes without a record."""
@@ -78,6 +82,8 @@ def stages(runs: Path | None = None) -> Iterator[Stage]:
     # At 95 % the methods differ most, so all of them are compared there first.
     yield Stage("the paper's comparison at 95%", _finetuned(first, 0.95), file)
     yield Stage("dynamic baselines at 95%", _pruned(first, DYNAMIC, 0.95), file)
+    for seed in (0, 1):  # of a network that trains in two minutes, all claims
+        yield from _claims(find_scale("small").changed(seeds=(seed,)), runs)
     yield Stage("the paper's comparison at 90%", _finetuned(first, 0.9), file)
     cells = [second.cell("resnet20", "dense"), *_finetuned(second, 0.95), *_finetuned(second, 0.9)]
     yield Stage("the paper's comparison, seed 1", cells, file)
@@ -86,8 +92,6 @@ def stages(runs: Path | None = None) -> Iterator[Stage]:
         yield Stage(f"beyond the paper at 95 %, seed {seed}", _remedies(scale_of_seed, 0.95), file)
     for level in (0.9, 0.98):
         yield Stage(f"beyond the paper at {level:.0%}", _remedies(first, level), file)
-    yield Stage("SFP's learning rate", rate_cells(small, network, "sfp", small.grid), tuning.runs_file(small))
-    first = find_scale("cpu").changed(seeds=(0,))  # with that rate
     filters = [
         first.cell("resnet20", method, ratio, **({"unit": "filter"} if method == "dpf" else {}))
         for ratio in (0.3, 0.5)
@@ -106,6 +110,17 @@ def stages(runs: Path | None = None) -> Iterator[Stage]:
         yield Stage(f"dynamic baselines at {level:.0%}, seed 1", _pruned(second, DYNAMIC, level), file)
     cells = [paper_cell("dpf", 0.95), paper_cell("dense")]
     yield Stage("the paper's 300 epochs, beside DPF at 90 %", cells, PAPER)
+
+
+def _claims(scale: Scale, runs: Path | None) -> Iterator[Stage]:
+    """Yield what the claims at a scale need: the trainings, those of the masks that they found, a lottery ticket."""
+    name = f"the claims on ResNet-8, seed {scale.seeds[0]}"
+    for what in ("", ": masks trained again"):
+        here = ResultStore.read([RESNET8, *([runs] if runs else [])])
+        cells = [cell for claim in claims(scale, here) for cell in claim.cells]
+        yield Stage(name + what, [scale.cell("resnet8", "dense"), *cells], RESNET8)
+    [ticket] = tickets(scale)
+    yield Stage(f"{name}: lottery ticket", [Cell((ticket.level(each),)) for each in ticket.levels], RESNET8, ticket)
 
 
 def paper_cell(method: str, level: float | None = None) -> Cell:
@@ -138,6 +153,10 @@ def work(runs: Path, workers: int) -> bool:
         if not (left := [each for each in stage.left() if each not in lacking]):
             continue
         print(f"{stage.name}: {len(left)} trainings", flush=True)
+        if stage.ticket is not None:
+            levels = search(stage.ticket, runs / "tickets")
+            collect.add([collect.record(folder) for folder in levels], stage.file)
+            continue
         try:
             run_all(left, runs, workers=workers, listener=partial(_record, stage.file))
         except SweepError as error:

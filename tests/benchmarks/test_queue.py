@@ -14,7 +14,8 @@ import pytest
 
 from benchmarks import collect, queue
 from regrow.runs.recipe import Recipe
-from reproduce.results import Cell
+from reproduce.lottery import Ticket
+from reproduce.results import Cell, ResultStore
 
 SHORT = Recipe(epochs=1, width=4, batch=16, limit=128, every="auto", ramp_by="step", threads=1)
 
@@ -106,10 +107,43 @@ def test_masks_without_their_run_folders_are_left_and_the_queue_says_what_they_n
     assert not (tmp_path / "runs").exists()
 
 
-def test_sfp_is_tuned_before_it_is_compared_and_the_300_epochs_come_last() -> None:
-    names = [each.name for each in queue.stages()]
-    assert names.index("SFP's learning rate") + 1 == names.index("whole filters")
-    assert names[-1].startswith("the paper's 300 epochs")
+def test_every_method_is_tuned_before_it_is_compared_and_the_300_epochs_come_last() -> None:
+    first, *later = queue.stages()
+    methods = {recipe.method for each in later for cell in each.cells for recipe in cell.recipes}
+    tuned = {cell.recipes[0].method for cell in first.cells}
+    assert first.name == "learning rates"
+    assert methods - tuned == {"oneshot", "fixed", "lottery"}  # with the rates of the dense network and of DPF
+    assert later[-1].name.startswith("the paper's 300 epochs")
+
+
+def test_the_queue_trains_all_claims_on_the_small_network_with_two_seeds() -> None:
+    found = {
+        seed: {
+            recipe.method
+            for each in queue.stages()
+            if each.file == queue.RESNET8
+            for cell in each.cells
+            for recipe in cell.recipes
+            if recipe.seed == seed
+        }
+        for seed in (0, 1)
+    }
+    assert {"dense", "dpf", "incremental", "oneshot", "acdc", "granet", "static", "sfp", "lottery"} <= found[0]
+    assert found[0] == found[1]
+
+
+def test_a_search_for_a_ticket_records_all_levels(tmp_path: Path, monkeypatch) -> None:
+    file = tmp_path / "records.jsonl"
+    ticket = Ticket(SHORT.changed(method="lottery", epochs=2), sparsity=0.3, rewind=1)
+    cells = [Cell((ticket.level(each),)) for each in ticket.levels]
+    monkeypatch.setattr(queue, "stages", lambda _: [queue.Stage("a ticket", cells, file, ticket)])
+
+    for _ in range(2):  # the second time, there is nothing to do
+        assert queue.work(tmp_path / "runs", workers=1)
+
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [each["recipe"]["sparsity"] for each in records] == pytest.approx(ticket.levels)
+    assert ResultStore.read([file]).missing(cells) == []
 
 
 def test_the_300_epochs_have_the_key_of_the_long_training() -> None:
