@@ -3,8 +3,9 @@
 It takes a record of every network and every kind of CPU but this one and writes to `results/machines/again.jsonl`
 whether its numbers came out the same, so that the pages know which CPUs round alike. That takes a few minutes.
 
-If a record has curves, its first epochs are enough: it has six digits of every number, and after 700 steps, any bit
-that differs would show in them. Others are trained to the end.
+If a record has curves, its first epochs are enough: it has six digits of every number, and after 700 steps, a bit that
+differs would very likely show in them. Others are trained to the end. If the numbers differ, find out first whether a
+record of this CPU comes out the same (`tests/reproduce/test_again.py`): the code may have changed, not the CPU.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import collect
+from benchmarks.queue import RESNET8
 from benchmarks.runner import RESULTS
 from regrow.runs.folder import write_whole
 from regrow.runs.recipe import Recipe
 from regrow.system import environment
 from regrow.train.loop import make_trainer
 
-RECORDS = RESULTS.parent / "digits" / "small.jsonl", RESULTS.parent / "cifar10-resnet20-cpu.jsonl"
+RECORDS = tuple(RESULTS.parent / name for name in ("digits/small.jsonl", RESNET8.name, "cifar10-resnet20-cpu.jsonl"))
 FOUND = RESULTS.parent / "machines" / "again.jsonl"
 EPOCHS = 2
 CLOCK = ("seconds", "images_per_second")
@@ -37,7 +39,7 @@ class _EnoughError(Exception):
 def chosen(records: Iterable[dict[str, Any]], *, torch: str) -> dict[str, dict[str, Any]]:
     """Return one record for each CPU: of a training that needs no other run, made with this torch; of DPF if possible.
 
-    The record of a training that moved between CPUs is of none.
+    Records of trainings that moved between CPUs are left out.
     """
     found: dict[str, dict[str, Any]] = {}
     for row in sorted(records, key=lambda row: row["recipe"]["method"] != "dpf"):
@@ -75,17 +77,18 @@ def compare(records: Path, found: Path = FOUND) -> None:
     """Train a record of each other CPU again and add what was found to the file `found`."""
     here = environment(1)
     lines = [json.loads(line) for line in found.read_text("utf-8").splitlines()] if found.exists() else []
-    known = {(frozenset(line["cpus"]), line["model"]) for line in lines}
-    for cpu, record in chosen(collect.read(records).values(), torch=here["versions"]["torch"]).items():
+    torch = here["versions"]["torch"]
+    known = {(frozenset(line["cpus"]), line["model"], line["threads"], line["torch"]) for line in lines}
+    for cpu, record in chosen(collect.read(records).values(), torch=torch).items():
         recipe = record["recipe"]
-        if cpu == here["cpu"] or (frozenset((cpu, here["cpu"])), recipe["model"]) in known:
+        if cpu == here["cpu"] or (frozenset((cpu, here["cpu"])), recipe["model"], recipe["threads"], torch) in known:
             continue
         print(f"training {record['name']} ({cpu}) again on {here['cpu']}", flush=True)
         same = same_numbers(record)
         lines.append(
             {
                 **{"cpus": [cpu, here["cpu"]], "model": recipe["model"], "threads": recipe["threads"], "same": same},
-                **{"name": record["name"], "key": record["key"], "commit": here["commit"]},
+                **{"name": record["name"], "key": record["key"], "torch": torch, "commit": here["commit"]},
             }
         )
         found.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.pages import JPEG
@@ -17,7 +18,7 @@ from regrow.runs.outcomes import Group, group
 from reproduce.claims import OPEN, RULE, TITLE, Claim, claims
 from reproduce.experiments import find_experiment
 from reproduce.results import ResultStore, cpus
-from reproduce.scales import Scale, find_scale
+from reproduce.scales import find_scale
 from reproduce.tables import (
     EVERY_METHOD,
     PROTOCOL,
@@ -33,49 +34,63 @@ from reproduce.views import NOT_RUN, accuracy, table
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 PAPERS_NETWORK = "cifar10-resnet20*.jsonl"
-RECORDS = (RESULTS, RESULTS / "jpeg", RESULTS / "digits")
 TABLES = ("table6", "table5", "lottery", "width", "period-batch", "compressors")
 LEVELS = 0.9, 0.95
 
 
 def pages() -> dict[str, str]:
     """Return the pages by name: one table of all claims, and the evidence on each data set."""
-    store = ResultStore.read(RECORDS)
-    found = {name: claims(find_scale(scale), store) for name, (_, scale) in PARTS.items()}
+    stores = {name: part.store() for name, part in PARTS.items()}
+    found = {name: claims(find_scale(part.scale), stores[name]) for name, part in PARTS.items()}
     rows = list(zip(*found.values(), strict=True))
     lines = [[row[0].title, *_verdicts(row)] for row in rows]
-    head = ["claim", *(text for title, _ in PARTS.values() for text in (title, "the two numbers"))]
+    head = ["claim", *(text for part in PARTS.values() for text in (part.title, "the two numbers"))]
     explained_below = "\n\n".join(["## The claims, one by one", *map(_explanation, rows)])
     opening = f"{OPENING} {_not_ahead(found)}".rstrip()
-    parts = [f"# {TITLE}", opening, table(head, lines), protocol(store), READING, explained_below]
+    long = protocol(stores["claims-resnet20"])
+    parts = [f"# {TITLE}", opening, table(head, lines), long, READING, explained_below]
     written = {"claims": _join([*parts, f"## Rules\n\n{RULE}"])}
     seen: list[Claim] = []
-    for name, (title, scale) in PARTS.items():
-        details = _details(title, find_scale(scale), store, [claim for claim in found[name] if claim not in seen])
-        if scale == "cpu":
+    for name, part in PARTS.items():
+        details = _details(part, stores[name], [claim for claim in found[name] if claim not in seen])
+        if part.scale == "cpu":
             details.insert(2, papers_network(sorted(RESULTS.glob(PAPERS_NETWORK))))
         written[name] = _join(details)
         seen += found[name]
     return written
 
 
-def _details(title: str, scale: Scale, store: ResultStore, mine: Sequence[Claim]) -> list[str]:
+def _details(part: Part, store: ResultStore, mine: Sequence[Claim]) -> list[str]:
     """Return the parts of a page about one data set."""
-    tables = (_table(name, scale, store) for name in TABLES)
+    scale = find_scale(part.scale)
+    tables = (_table(name, part, store) for name in TABLES)
     named = MethodComparison(EVERY_METHOD, tuple(scale.places([], LEVELS))).named(scale)
     notes = (periods(scale, named), mask_updates(store, named), machines(store, named))
     said = "\n\n".join([explained(scale), *filter(None, notes)])
-    return [f"# Claims on {title}", said, *map(_evidence, mine), _rates(scale.name), *tables]
+    return [f"# Claims on {part.title}", said, *map(_evidence, mine), _rates(scale.name), *tables]
 
 
 def _join(parts: Sequence[str]) -> str:
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
+@dataclass(frozen=True)
+class Part:
+    """A network and data set on which the claims are checked, its scale, and where its records are."""
+
+    title: str
+    scale: str
+    folder: str
+
+    def store(self) -> ResultStore:
+        """Return its records only: the same recipe may mean other images elsewhere."""
+        return ResultStore.read([ROOT / self.folder], beside=[RESULTS])
+
+
 PARTS = {
-    "claims-resnet20": ("ResNet-20, CIFAR-10", "cpu"),
-    "claims-resnet8": (f"ResNet-8, {JPEG}", "jpeg"),
-    "claims-digits": ("digits", "digits"),
+    "claims-resnet20": Part("ResNet-20, CIFAR-10", "cpu", "results"),
+    "claims-resnet8": Part(f"ResNet-8, {JPEG}", "jpeg", "results/jpeg"),
+    "claims-digits": Part("digits", "digits", "results/digits"),
 }
 OPENING = "On this page you can check, claim by claim, whether our runs reproduce the DPF paper."
 READING = f"""
@@ -87,7 +102,7 @@ they were not run.
 These are trainings on two CPU cores: ResNet-20 on CIFAR-10 for 12 epochs, ResNet-8 on {JPEG} for 8 epochs, and a
 network of three convolutions on the digits that come with the package. They are far shorter than the paper's, so a
 claim that is not reproduced here is not refuted. The trainings of ResNet-8 are older: they used a JPEG copy of CIFAR-10
-and update periods that were not scaled to so short a training, and stay until those of ResNet-20 replace them.
+and update periods that were not scaled to so short a training, and stay until new ones replace them.
 
 Nothing on this page is typed by hand: `python -m benchmarks.claims` makes it from `results/`, and
 [Reproduce the paper](reproduce.md) says how to run more. The evidence, seed by seed: [ResNet-20](claims-resnet20.md),
@@ -96,18 +111,17 @@ Nothing on this page is typed by hand: `python -m benchmarks.claims` makes it fr
 
 
 def _not_ahead(found: Mapping[str, Sequence[Claim]]) -> str:
-    """Return one sentence on the methods that DPF is not ahead of, by the claims that compare it with other methods."""
+    """Return a sentence for each data set on the methods that DPF is not ahead of, by the claims that compare them."""
     said = []
-    for name, (title, _) in PARTS.items():
+    for name, part in PARTS.items():
         others: dict[str, list[str]] = {}
         for pair in (pair for claim in found[name] for pair in claim.not_ahead):
             ours, _, level = pair.name.partition(", ")
             where = f"at {level}" + (" after fine-tuning" if ours == "DPF + FT" else "")
-            name, _, setting = pair.other.partition(", ")
-            others.setdefault(where, []).append(f"{name} ({setting})" if setting else name)
-        told = [f"{', '.join(dict.fromkeys(names))} {where}" for where, names in others.items()]
-        said += [f"of {' and '.join(told)} on {title}"] if told else []
-    return f"DPF is not ahead {'; '.join(said)}." if said else ""
+            others.setdefault(where, []).append(pair.other.replace(", ", " with "))
+        told = [f"{where}: {', '.join(dict.fromkeys(names))}" for where, names in others.items()]
+        said += [f"On {part.title}, DPF is not ahead of these methods: {'; '.join(told)}."] if told else []
+    return " ".join(said)
 
 
 def protocol(store: ResultStore) -> str:
@@ -133,7 +147,7 @@ def _verdicts(row: Sequence[Claim]) -> list[str]:
 
 def _explanation(row: Sequence[Claim]) -> str:
     """Return the evidence for the verdicts of a claim."""
-    said = {title: claim for (title, _), claim in zip(PARTS.values(), row, strict=True)}
+    said = {part.title: claim for part, claim in zip(PARTS.values(), row, strict=True)}
     if len(set(row)) == 1:
         return f"**{row[0].title}**\n: {row[0].verdict}."
     told = "; ".join(f"{title}: {claim.verdict}" for title, claim in said.items())
@@ -145,12 +159,12 @@ def _evidence(claim: Claim) -> str:
     return "" if claim.verdict == OPEN else f"## {claim.title}\n\n**{claim.verdict}**\n\n{claim.evidence}"
 
 
-def _table(name: str, scale: Scale, store: ResultStore) -> str:
+def _table(name: str, part: Part, store: ResultStore) -> str:
     """Return an item's table, or an empty string if less than half of it was run."""
-    view = find_experiment(name).view(scale, store)
+    view = find_experiment(name).view(find_scale(part.scale), store)
     if 2 * sum(row.get("mean") is not None for row in view.rows) < len(view.rows):
         return ""
-    command = f"python -m reproduce {name} --scale {scale.name} --show --records results results/jpeg results/digits"
+    command = f"python -m reproduce {name} --scale {part.scale} --show --records {part.folder}"
     return f"## {view.title}\n\n`{command}`\n\n{view.text}"
 
 

@@ -189,7 +189,7 @@ def accuracies() -> str:
     lines: dict[str, dict[str, str]] = {}
     notes = []
     for title, (name, folder) in SCALES.items():
-        scale, store = find_scale(name), ResultStore.read([folder])
+        scale, store = find_scale(name), ResultStore.read([folder], beside=[RESULTS.parent])
         rows = find_experiment("methods").view(scale, store).rows
         known = [row for row in rows if row["seeds"] and row["sparsity"] in LEVELS]
         for row in rows:

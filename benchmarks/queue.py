@@ -1,7 +1,8 @@
 """Runs the CIFAR-10 trainings that the pages still need, most valuable first, and writes finished runs to `results/`.
 
 `python -m benchmarks.queue RUNS` trains in folders of RUNS; the same command resumes after an interruption and skips
-runs that are in `results/`. A run is recorded as soon as it ends. `--list` shows the missing runs.
+runs that are in `results/`. A run is recorded as soon as it ends, the search for a lottery ticket at its end. `--list`
+shows the missing runs.
 `results/queue/start.sh` starts it together with the paper's 300-epoch training, on any machine.
 """
 
@@ -20,6 +21,7 @@ from regrow.runs.folder import RunFolderError
 from regrow.runs.recipe import Recipe
 from regrow.runs.stop import StoppedError
 from regrow.sweep import Began, SweepError, Update, run_all
+from regrow.train.loop import DivergedError
 from reproduce.claims import claims
 from reproduce.figures import period_sparsity
 from reproduce.lottery import Ticket, retrained, search, tickets
@@ -60,8 +62,9 @@ class Stage:
 
     def __str__(self) -> str:
         """Return how much is left to train, and what that needs."""
+        known = {recipe.key() for cell in self.cells for recipe in cell.recipes}
         unknown = sum(not cell.recipes for cell in self.cells)  # what they start from is not trained yet
-        text = f"{self.name}: {len(self.left()) + unknown} of {len(self.cells)} left"
+        text = f"{self.name}: {len(self.left()) + unknown} of {len(known) + unknown} left"
         levels = dict.fromkeys(each.sparsity_title for each in self.lacking())
         return f"{text}; needs the run folders of DPF at {', '.join(levels)} in RUNS" if levels else text
 
@@ -153,13 +156,13 @@ def work(runs: Path, workers: int) -> bool:
         if not (left := [each for each in stage.left() if each not in lacking]):
             continue
         print(f"{stage.name}: {len(left)} trainings", flush=True)
-        if stage.ticket is not None:
-            levels = search(stage.ticket, runs / "tickets")
-            collect.add([collect.record(folder) for folder in levels], stage.file)
-            continue
         try:
+            if stage.ticket is not None:
+                levels = search(stage.ticket, runs / "tickets")
+                collect.add([collect.record(folder) for folder in levels], stage.file)
+                continue
             run_all(left, runs, workers=workers, listener=partial(_record, stage.file))
-        except SweepError as error:
+        except (SweepError, DivergedError) as error:
             print(error, flush=True)
             complete = complete and not stage.left()  # what diverged has a record
         if stage.file.parent == tuning.FOLDER:

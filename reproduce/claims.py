@@ -33,17 +33,18 @@ mean that two runs cannot be compared:
 * *other mask*: a run marked ‡ uses the mask of a repeated training, which differs from that of the run that it is
   compared with.
 
-★ in place of a difference means that the other training diverged, which counts as behind; −★ that ours did.
+★ in place of a difference means that the other training diverged, so that ours counts as ahead; −★ means that ours
+diverged.
 """.strip()
 SHOWN, NOT_SHOWN, TOO_FEW, OPEN = "reproduced", "not reproduced at this scale", "one seed only", "not run"
 _SFP = (
-    "SFP follows the ramp, as in the paper's comparison, and collapses in trainings this short: a filter that was set "
+    "SFP follows the ramp, as in the paper's comparison, and collapses here: a filter that was set "
     "to zero gets a very large gradient through batch norm and grows larger than the filters that were kept, so the "
     "next update removes useful filters. SFP with its authors' constant ratio is listed as well."
 )
 _DPF = (
     "DPF collapses here: a filter that was set to zero gets a very large gradient through batch norm. `stabilize` "
-    "bounds it, see below."
+    "bounds it."
 )
 _SCOPES = "Both keep the same number of weights; one threshold for all layers keeps more MACs."
 _FILTERS = (
@@ -70,7 +71,7 @@ class Claim:
     cells: tuple[Cell, ...] = field(default=(), compare=False)
     """The runs that are trained for it."""
     not_ahead: tuple[Pair, ...] = field(default=(), compare=False)
-    """The comparisons with other methods in which DPF is behind or level, also with one seed or another size."""
+    """The comparisons with other methods in which DPF is behind or level, also with one seed, other size or machine."""
 
     @property
     def word(self) -> str:
@@ -86,8 +87,7 @@ def _compared(title: str, compared: list[Pair], store: ResultStore, note: str = 
     not_ahead = tuple(
         pair
         for pair, gap in found
-        if rivals
-        and (gap.verdict in ("behind", "level") or (gap.verdict in ("one seed", "other size") and gap.mean <= 0))
+        if rivals and (gap.verdict == "level" or (gap.verdict not in ("not run", "other mask") and gap.mean <= 0))
     )
     evidence = table(HEAD, [pair.line(store) for pair in compared])
     cells = tuple(cell for pair in compared for cell in (pair.ours, pair.theirs))
@@ -102,7 +102,7 @@ def _hardest(compared: list[Pair], store: ResultStore) -> str:
     known = [(pair, ours, theirs) for pair, ours, theirs in found if ours is not None and theirs is not None]
     if not known:
         return ""
-    pair, *means = min(known, key=lambda each: each[1] - each[2])
+    pair, *means = min(known, key=lambda each: each[1] - each[2] if each[1] != each[2] else 0.0)  # both may be infinite
     ours, theirs = ("★" if math.isinf(mean) else f"{mean:.1f}" for mean in means)
     return f"{ours} and {theirs} ({pair.other})"
 
@@ -220,8 +220,9 @@ def _tickets(scale: Scale, store: ResultStore) -> Claim:
     elif mine >= spent / 2:
         verdict = NOT_SHOWN
     else:
-        gap = difference(store, dpf, ticket).mean
-        verdict = f"in part: less compute, but {-gap:.1f} points behind" if gap < 0 else SHOWN
+        gap = difference(store, dpf, ticket)
+        behind = f"{-gap.mean:.1f} points behind" if math.isfinite(gap.mean) else f"DPF against the ticket: {gap}"
+        verdict = OPEN if not gap.by_seed else SHOWN if gap.mean >= 0 else f"in part: less compute, but {behind}"
     numbers = "" if mine is None or spent is None else f"{mine:.2f} and {spent:.2f} dense trainings"
     evidence = table([percent(sparsity), "top-1", "compute, in dense trainings"], lines)
     return Claim(title, verdict, evidence, numbers)
@@ -297,7 +298,7 @@ def _beyond_the_paper(scale: Scale, store: ResultStore) -> list[Claim]:
         RATIOS,
     )
     return [
-        _compared("Beyond the paper: DPF is ahead of Static, SET, RigL, GraNet and AC/DC", grown, store, rivals=True),
+        _compared("Beyond the paper: DPF is ahead of Static, SET, RigL, GraNet and ACDC", grown, store, rivals=True),
         *(_compared(f"Beyond the paper: {title}", pairs, store) for title, pairs in compared.items()),
         _compared("Beyond the paper: DPF with `stabilize` is ahead when filters are pruned", filters, store, _FILTERS),
     ]

@@ -258,7 +258,7 @@ _PAPER_SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 def _period(scale: Scale, network: str, sparsity: float, period: int, **fields: Any) -> Cell:
     """Return DPF with a mask update every `period` steps; the default period shares its run with the tables."""
     own_batch = scale.recipe(network, "dpf").batch
-    if period != scale.usual_period or fields.get("batch", own_batch) != own_batch:  # the default depends on the batch
+    if period != scale.usual_period or fields.get("batch", own_batch) != own_batch:  # "auto" depends on the batch
         fields["every"] = period
     return scale.cell(network, "dpf", sparsity, **fields)
 

@@ -49,8 +49,8 @@ class ResultStore:
                     self._outcomes.setdefault(_address(run.recipe, outcome.finetuned), outcome)
 
     @classmethod
-    def read(cls, paths: Iterable[Path]) -> ResultStore:
-        """Read the runs in `paths`; missing paths are skipped.
+    def read(cls, paths: Iterable[Path], *, beside: Iterable[Path] = ()) -> ResultStore:
+        """Read the runs in `paths`; missing paths are skipped. Other files are found in them and in folders `beside`.
 
         A path is a result file (JSON Lines), a folder of such files, or a folder with run folders at any depth.
         """
@@ -59,7 +59,7 @@ class ResultStore:
         filled += [
             file for path in present if not (path / "recipe.toml").exists() for file in sorted(path.glob("*.jsonl"))
         ]
-        return cls(find_runs(filled) if filled else (), present)
+        return cls(find_runs(filled) if filled else (), [*present, *beside])
 
     def outcome(self, recipe: Recipe, *, finetuned: bool = False) -> Outcome | None:
         """Return the outcome of `recipe`, or None if there is no finished run."""
@@ -125,9 +125,12 @@ class ResultStore:
 
     def round_alike(self, one: Run, other: Run) -> bool:
         """Return whether the machines of two runs of a network give the same numbers."""
-        if one.recipe.device != "cpu" or one.recipe.threads != other.recipe.threads:
-            return one.machine == other.machine
-        return self.alike(one, cpus(one) | cpus(other))
+        if one is other or one.machine == other.machine:
+            return True
+        comparable = all(
+            run.recipe.device == "cpu" and run.recipe.threads == one.recipe.threads for run in (one, other)
+        )
+        return comparable and self.alike(one, cpus(one) | cpus(other))
 
     def alike(self, run: Run, used: Iterable[str]) -> bool:
         """Return whether trainings like `run` were found to give the same numbers on any two of these CPUs."""
@@ -190,7 +193,7 @@ class Gap:
     """Accuracy of one run minus that of another with the same seed, and other differences between the two."""
 
     points: float
-    """Infinite if one of the two diverged."""
+    """Infinite if one of the two diverged, NaN if both did."""
     machines: bool = False
     sizes: bool = False
     masks: bool = False
@@ -202,8 +205,8 @@ class Gap:
 
     def __str__(self) -> str:
         """Return the gap, marked if it was measured on two machines or with the mask of another run."""
-        if math.isinf(self.points):
-            return "★" if self.points > 0 else "−★"
+        if not math.isfinite(self.points):
+            return "both ★" if math.isnan(self.points) else "★" if self.points > 0 else "−★"
         return f"{self.points:+.2f}{'†' if self.machines else ''}{'‡' if self.masks else ''}"
 
 
@@ -233,7 +236,7 @@ class Difference:
 
     @property
     def mean(self) -> float:
-        """Mean over seeds; 0 without seeds, infinite if one of two runs diverged, NaN if runs of both diverged."""
+        """Mean over seeds; 0 without seeds, infinite or NaN if a run diverged."""
         return sum(gap.points for gap in self.by_seed) / len(self.by_seed) if self.by_seed else 0.0
 
     def __str__(self) -> str:
@@ -253,11 +256,18 @@ def difference(store: ResultStore, ours: Cell, theirs: Cell) -> Difference:
         a, b = store.outcome(mine, finetuned=ours.finetuned), store.outcome(other, finetuned=theirs.finetuned)
         if a is not None and b is not None:
             found.append(_gap(store, a, b))
-        elif a is not None and store.diverged(Cell((other,), theirs.finetuned)):
-            found.append(Gap(math.inf))
-        elif b is not None and store.diverged(Cell((mine,), ours.finetuned)):
-            found.append(Gap(-math.inf))
+            continue
+        left, right = _points(store, mine, ours, a), _points(store, other, theirs, b)
+        if left is not None and right is not None:
+            found.append(Gap(left - right))
     return Difference(tuple(found))
+
+
+def _points(store: ResultStore, recipe: Recipe, cell: Cell, outcome: Outcome | None) -> float | None:
+    """Return the accuracy of a run, minus infinity if it diverged; None if it was not run."""
+    if outcome is not None:
+        return float(outcome.final["top1"])
+    return -math.inf if store.diverged(Cell((recipe,), cell.finetuned)) else None
 
 
 def same_mask(found: Outcome, again: Outcome) -> bool:

@@ -171,7 +171,7 @@ def machines(store: ResultStore, named: Mapping[str, Sequence[Cell]]) -> str:
     if len(used) < 2:
         return "".join(f"All were trained on {cpu}." for cpu in used)
     if all(store.alike(run, used) for run in known):
-        return f"Trained on {_listed(used)}, which gave the same numbers where both trained the same."
+        return f"Trained on {_listed(used)}, on which the same training gave the same numbers."
     said = [f"on {cpu}: {', '.join(titles)}" for cpu, titles in found.items()]
     return f"CPUs differ, and round differently: {'; '.join(said)}."
 

@@ -124,10 +124,9 @@ class Pruner:
         for schedule in self.schedules.values():
             self.units.check(schedule)
         self.auto_every = every == "auto"  # if so, the period of a saved run replaces it
-        scaled = every != "auto" or self.scales_period
-        self.every = (
-            mask_period(every, self.period, self.schedules.values(), self.total_steps) if scaled else self.period
-        )
+        if every == "auto" and not self.scales_period:
+            every = self.period
+        self.every = mask_period(every, self.period, self.schedules.values(), self.total_steps)
         found = find_targets(model, targets, include_last=include_last, exclude=exclude)
         self._model = ref(unwrap(model))
         self.spared = spared_layer(model) if targets is None and not include_last else None

@@ -109,8 +109,8 @@ class Recipe:
     schedule: str = "cubic"
     """How the sparsity rises: cubic, or constant from the first step on."""
     ramp_end: float | None = None
-    """Fraction of training after which the final sparsity is reached; 0 starts with it. None: at the second drop (for
-    granet, after half of training). Methods without a ramp ignore it."""
+    """Fraction of training after which the final sparsity is reached; 0 starts with it (granet: reaches it after a
+    step). None: at the second drop (granet: after half of training). Methods without a ramp ignore it."""
     ramp_by: Literal["epoch", "step"] = "epoch"
     """Whether the sparsity rises once per epoch, as in the paper, or with every mask update (for short trainings)."""
     epochs: int = 30

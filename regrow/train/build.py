@@ -309,7 +309,7 @@ def _period(recipe: Recipe, method: type[Pruner], steps: int) -> int | Literal["
     period = steps if method.period == EPOCH else method.period
     if recipe.every == "paper" or not method.scales_period:
         return period
-    if method.has_own_schedule:
+    if method.has_own_schedule and method.period != EPOCH:
         return "auto"  # the method knows when its ramp ends
     total = recipe.epochs * steps
     end = round(recipe.ramp_fraction * total) if method.takes_schedule else None

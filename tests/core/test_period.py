@@ -116,6 +116,16 @@ def test_a_recipe_and_the_library_choose_the_same_period(method, total):
     assert mine.every == find_method(method)(*_parts(), sparsity=0.9, total_steps=total).every
 
 
+def test_a_recipe_does_not_scale_the_period_of_a_method_that_keeps_it():
+    from regrow.runs.recipe import Recipe
+    from regrow.train.build import make_model, make_optimizer
+
+    recipe = Recipe(method="sparse-momentum", data="digits", width=4, epochs=20)
+    model = make_model(recipe)
+    assert recipe.every == "auto"
+    assert make_pruner(recipe, model, make_optimizer(recipe, model, kind="sgd", lr=0.1), 21).every == 21
+
+
 def test_a_recipe_resumes_with_the_period_it_was_started_with():
     from regrow.runs.recipe import Recipe
     from regrow.train.build import make_model, make_optimizer

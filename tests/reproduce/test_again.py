@@ -5,11 +5,12 @@ import json
 import pytest
 
 from benchmarks import again, collect
+from benchmarks.runner import RESULTS
 from regrow.data import DataError
 from regrow.runs.recipe import Recipe
 from regrow.system import environment
 
-RECORDS = again.RECORDS[-1]
+RECORDS = RESULTS.parent / "cifar10-resnet20-cpu.jsonl"
 
 SHORT = Recipe(epochs=3, width=4, batch=16, limit=128, every="auto", ramp_by="step", threads=1)
 

@@ -30,7 +30,7 @@ def test_the_page_opens_with_one_table_of_one_word_verdicts_and_their_numbers():
     assert heading.startswith("# ")
     assert "\n" not in opening
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-    found = [claim.title for claim in claims(find_scale("jpeg"), ResultStore.read(page.RECORDS))]
+    found = [claim.title for claim in claims(find_scale("jpeg"), page.PARTS["claims-resnet8"].store())]
     assert [row[0] for row in rows] == found
     for verdicts, numbers in ((1, 2), (3, 4), (5, 6)):
         assert {row[verdicts] for row in rows} <= {"yes", "partly", "no", "undecided", "open", "–"}
@@ -81,11 +81,13 @@ def test_one_seed_does_not_show_that_the_mask_settles_early():
 
 def test_the_first_paragraph_says_where_dpf_is_not_ahead():
     opening = page.pages()["claims"].split("\n\n")[1]
-    digits = claims(find_scale("digits"), ResultStore.read(page.RECORDS))
-    behind = {pair.other for claim in digits for pair in claim.not_ahead}
+    digits = claims(find_scale("digits"), page.PARTS["claims-digits"].store())
+    behind = {pair.other.replace(", ", " with ") for claim in digits for pair in claim.not_ahead}
 
     assert behind
-    assert all(other.partition(", ")[0] in opening for other in behind)
+    [said] = re.findall(r"On digits, DPF is not ahead of these methods: (.*)\.", opening)
+    named = {name for part in said.split("; ") for name in part.partition(": ")[2].split(", ")}
+    assert named == behind
 
 
 def test_the_pages_name_the_data_and_show_no_folder_of_a_machine():
@@ -193,6 +195,8 @@ def test_a_training_that_diverged_is_behind_and_has_the_papers_star():
     assert (found.verdict, str(found)) == ("behind", "−★, −★")
     found = difference(ResultStore([*finished, star(theirs[0])]), *cells)
     assert (found.verdict, str(found)) == ("one seed", "★ (one seed)")
+    found = difference(ResultStore(map(star, [*ours, *theirs])), *cells)
+    assert (found.verdict, str(found)) == ("level", "both ★, both ★")
 
 
 def test_the_claims_say_with_a_star_that_dpf_or_another_method_diverged():
@@ -208,17 +212,20 @@ def test_the_claims_say_with_a_star_that_dpf_or_another_method_diverged():
         return next(claim for claim in claims(scale, store) if "without fine-tuning" in claim.title)
 
     assert (ahead("dpf", "dsr").numbers, ahead("dpf", "dsr").not_ahead) == ("90.0 and ★ (DSR)", ())
+    both = ResultStore(star(each) for cell in cells.values() for each in cell.recipes)
+    [level] = [claim for claim in claims(scale, both) if "without fine-tuning" in claim.title]
+    assert (level.numbers, [pair.other for pair in level.not_ahead]) == ("★ and ★ (DSR)", ["DSR"])
     found = ahead("dsr", "dpf")
     assert (found.numbers, [pair.other for pair in found.not_ahead]) == ("★ and 90.0 (DSR)", ["DSR"])
 
 
 def test_a_method_that_is_ahead_at_another_size_is_named_as_well():
-    digits = claims(find_scale("digits"), ResultStore.read(page.RECORDS))
+    digits = claims(find_scale("digits"), page.PARTS["claims-digits"].store())
     [filters] = [claim for claim in digits if claim.title == "DPF is ahead of SFP when filters are pruned"]
 
     assert filters.verdict.startswith("undecided")
     assert "SFP" in {pair.other for pair in filters.not_ahead}
-    assert "SFP, SFP (constant ratio) at 40 % of the filters" in page.pages()["claims"].split("\n\n")[1]
+    assert "at 40 % of the filters: SFP, SFP with constant ratio" in page.pages()["claims"].split("\n\n")[1]
 
 
 def test_only_methods_that_collapse_are_said_to():
@@ -274,7 +281,7 @@ def _pruned(seed: int, method: str, top1: float, unit: str | None = None, **chan
 
 
 def test_filters_are_compared_with_the_sizes_beside_the_accuracies():
-    found = {claim.title: claim for claim in claims(find_scale("jpeg"), ResultStore.read(page.RECORDS))}
+    found = {claim.title: claim for claim in claims(find_scale("jpeg"), page.PARTS["claims-resnet8"].store())}
     filters = found["Beyond the paper: DPF with `stabilize` is ahead when filters are pruned"]
 
     assert "97.4 %, 98.2 %" in filters.evidence
@@ -282,7 +289,7 @@ def test_filters_are_compared_with_the_sizes_beside_the_accuracies():
 
 
 def test_a_mask_that_another_run_found_is_not_compared_with_this_one():
-    store, scale = ResultStore.read(page.RECORDS), find_scale("jpeg")
+    store, scale = page.PARTS["claims-resnet8"].store(), find_scale("jpeg")
     (claim,) = (each for each in claims(scale, store) if each.title == "DPF's mask is not a lottery ticket")
 
     assert claim.evidence.count("other mask") == 2
