@@ -35,8 +35,8 @@ RESNET8 = RESULTS / "cifar10-resnet8.jsonl"
 DYNAMIC = ("rigl", "sparse-momentum", "dsr", "set", "snip", "static", "acdc", "granet")
 TUNED = ("dpf", "incremental", "dense", *DYNAMIC, "sfp")
 REMEDIES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("settle", {"settle": 0.1}),
     ("soft, settle", {"settle": 0.1, "options": ("threshold=soft",)}),
+    ("settle", {"settle": 0.1}),
     ("stabilize, settle", {"settle": 0.1, "stabilize": True}),
     ("every=16", {"every": 16}),
 )
@@ -85,14 +85,14 @@ def stages(runs: Path | None = None) -> Iterator[Stage]:
     # At 95 % the methods differ most, so all of them are compared there first.
     yield Stage("the paper's comparison at 95%", _finetuned(first, 0.95), file)
     yield Stage("dynamic baselines at 95%", _pruned(first, DYNAMIC, 0.95), file)
+    yield Stage("beyond the paper at 95 %, seed 0", _remedies(first, 0.95), file)
     for seed in (0, 1):  # of a network that trains in two minutes, all claims
         yield from _claims(find_scale("small").changed(seeds=(seed,)), runs)
     yield Stage("the paper's comparison at 90%", _finetuned(first, 0.9), file)
     cells = [second.cell("resnet20", "dense"), *_finetuned(second, 0.95), *_finetuned(second, 0.9)]
     yield Stage("the paper's comparison, seed 1", cells, file)
     yield Stage("dynamic baselines at 90%", _pruned(first, DYNAMIC, 0.9), file)
-    for seed, scale_of_seed in enumerate((first, second)):
-        yield Stage(f"beyond the paper at 95 %, seed {seed}", _remedies(scale_of_seed, 0.95), file)
+    yield Stage("beyond the paper at 95 %, seed 1", _remedies(second, 0.95), file)
     for level in (0.9, 0.98):
         yield Stage(f"beyond the paper at {level:.0%}", _remedies(first, level), file)
     filters = [

@@ -119,6 +119,17 @@ def test_the_sentences_about_an_existing_network_follow_from_the_results():
     assert dpf.n == full.n == oneshot.n == scratch.n == len(found["dense", False, 8])
 
 
+def test_the_sentences_about_batch_norm_follow_from_the_results():
+    rows = json.loads((RESULTS / "benchmarks" / "batch_norm.json").read_text())["rows"]
+    before, after = ({row["method"]: float(row[name]) for row in rows} for name in ("top-1", "with new statistics"))
+    settled, soft = before["DPF, settle=0.1"], before["DPF, soft, settle=0.1"]
+    assert after["DPF"] - before["DPF"] > 1
+    assert abs(after["DPF"] - settled) < 0.5
+    assert all(abs(after[name] - before[name]) < 0.5 for name in before if name != "DPF")
+    assert before["Incremental"] < settled - 0.5
+    assert soft - max(settled, before["Incremental"]) > 2
+
+
 def test_the_rule_for_periods_has_the_numbers_of_the_code():
     assert f"{SHORTEST_RAMP:,} steps" in text_of("methods.md")
     assert [scaled_period(16, ramp_end=end) for end in (5864, 5865, SHORTEST_RAMP)] == [1, 2, 16]
