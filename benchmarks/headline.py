@@ -18,7 +18,7 @@ from regrow.report.figures.base import DARK, LIGHT, Theme, spread
 from regrow.report.render import vega_lite_version, vl_convert
 from regrow.report.tables import percent
 from regrow.runs.outcomes import Summary
-from reproduce.results import ResultStore
+from reproduce.results import Cell, ResultStore
 from reproduce.scales import find_scale
 from reproduce.tables import (
     DENSE,
@@ -30,9 +30,9 @@ from reproduce.tables import (
     PROTOCOL,
     Column,
     machines,
-    mask_updates,
     periods,
     printed,
+    updates,
 )
 from reproduce.views import NOT_RUN, accuracy, table
 
@@ -163,19 +163,26 @@ def comparison(store: ResultStore) -> str:
         ours = [accuracy(store, cell) for cell in found]
         if set(ours) != {NOT_RUN}:
             papers = [printed("resnet20", column, level) for level in LEVELS]
-            lines.append([column.title, *(text for pair in zip(papers, ours, strict=True) for text in pair)])
+            both = (text for pair in zip(papers, ours, strict=True) for text in pair)
+            lines.append([column.title, *both, _counts(store, found)])
             runs[column.title] = found
     if not lines:
         return ""
-    heads = [text for level in LEVELS for text in (f"{percent(level)} pruned: paper", "ours")]
+    heads = [text for level in LEVELS for text in (f"{percent(level)} pruned: paper", "ours")] + ["mask updates, ours"]
     ours = "Ours, except the rows that say 300 epochs" if any(each.title in runs for each in PROTOCOL) else "Ours"
     said = (
         f"Top-1 on the test images, in %. {ours}: {CPU.about}, seeds in brackets. "
         "The paper trains for 300 epochs (fine-tuning: 60 more), three seeds. "
         "`python -m reproduce methods --scale cpu`"
     )
-    notes = " ".join(filter(None, [mask_updates(store, runs), periods(CPU, runs), machines(store, runs)]))
+    notes = " ".join(filter(None, [periods(CPU, runs), machines(store, runs)]))
     return f"{table(['', *heads], lines)}\n\n{said}\n\n{notes}\n"
+
+
+def _counts(store: ResultStore, cells: Sequence[Cell]) -> str:
+    """Return how often a method updated its mask in a training."""
+    found = {count for cell in cells if (count := updates(store, cell)) is not None}
+    return ", ".join(f"{count:,}" for count in sorted(found))
 
 
 def _unbroken(text: str) -> str:

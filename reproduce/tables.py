@@ -84,7 +84,7 @@ class MethodComparison:
                         "scale": scale.name,
                         "lr": cell.recipes[0].lr,
                         **as_row(store.summary(cell), store.diverged(cell)),
-                        "mask_updates": _updates(store, cell),
+                        "mask_updates": updates(store, cell),
                         "parameters_left": store.fraction(cell, "nonzeros", "parameters"),
                         "paper_network": scale.beside(place[0]),
                         "paper_mean": printed and printed.mean,
@@ -152,10 +152,10 @@ def mask_updates(store: ResultStore, named: Mapping[str, Sequence[Cell]]) -> str
     found: dict[int, list[str]] = {}
     for title, cells in named.items():
         for cell in cells:
-            updates = _updates(store, cell)
-            if updates is not None and cell.recipes[0].method != "dense":
-                found.setdefault(updates, []).append(title)
-    said = [f"{updates:,} by {', '.join(dict.fromkeys(titles))}" for updates, titles in sorted(found.items())]
+            count = updates(store, cell)
+            if count is not None and cell.recipes[0].method != "dense":
+                found.setdefault(count, []).append(title)
+    said = [f"{count:,} by {', '.join(dict.fromkeys(titles))}" for count, titles in sorted(found.items())]
     return f"Mask updates in a training: {'; '.join(said)}." if said else ""
 
 
@@ -180,7 +180,7 @@ def _listed(used: Iterable[str]) -> str:
     return " and ".join(sorted(used))
 
 
-def _updates(store: ResultStore, cell: Cell) -> int | None:
+def updates(store: ResultStore, cell: Cell) -> int | None:
     """Return the mean number of mask updates; None if it was not recorded."""
     updates = store.summary(cell, "mask_updates")
     return None if updates is None else round(updates.mean)
