@@ -28,6 +28,7 @@ from reproduce.tables import (
     INCREMENTAL_TUNED,
     ONESHOT,
     PROTOCOL,
+    SOFT,
     Column,
     machines,
     periods,
@@ -40,7 +41,7 @@ LEVELS = 0.9, 0.95
 CPU, PAPER = find_scale("cpu"), find_scale("paper")
 NEEDED = (DPF_TUNED, DPF, INCREMENTAL_TUNED, ONESHOT)
 """Methods of the picture, which shows the levels at which all of them are recorded."""
-MORE = (Column("rigl"), Column("acdc"), Column("sparse-momentum"))
+MORE = (Column("rigl"), Column("granet"), Column("acdc"), Column("sparse-momentum"), SOFT)
 """Methods that it shows once they are recorded at these levels."""
 
 

@@ -203,6 +203,7 @@ INCREMENTAL, INCREMENTAL_TUNED = Column("incremental"), Column("incremental", fi
 ONESHOT = Column("oneshot", finetuned=True)
 ACDC = Column("acdc")
 SETTLED = Column("dpf", fields=(("settle", 0.1),), name="DPF, settle=0.1")
+SOFT = Column("dpf", fields=(*SETTLED.fields, ("options", ("threshold=soft",))), name="DPF, soft, settle=0.1")
 STABLE = Column("dpf", fields=(("stabilize", True),), name="DPF, stabilize")
 DPF_FILTERS, SFP = Column("dpf", unit="filter"), Column("sfp", unit="filter")
 STABLE_FILTERS = replace(STABLE, unit="filter")
@@ -225,7 +226,7 @@ STRUCTURED = (Column("dense", unit="filter"), SFP, DPF_FILTERS)
 EVERY_METHOD = (
     *(DENSE, Column("static"), Column("snip"), Column("set"), Column("dsr"), Column("sparse-momentum")),
     *(Column("rigl"), Column("granet"), ACDC),
-    *(*SIMPLE[1:], SETTLED),
+    *(*SIMPLE[1:], SETTLED, SOFT),
 )
 STEADY = (INCREMENTAL, DPF, SETTLED, STABLE, DPF_TUNED)
 STEADY_FILTERS = (*STRUCTURED, STABLE_FILTERS, SFP_CONSTANT)
