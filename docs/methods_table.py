@@ -13,7 +13,7 @@ from regrow.methods.drop_and_grow import DropAndGrowOptions
 from regrow.methods.lottery import LotteryTicket
 from regrow.methods.registry import METHODS, find_method, method_options
 
-_COMMON = {*get_type_hints(PrunerOptions), *get_type_hints(DropAndGrowOptions), "sparsity"}
+_COMMON = {*get_type_hints(PrunerOptions), *get_type_hints(DropAndGrowOptions), "sparsity", "every"}
 _MEMORY = {Memory.KEEP: "keep (feedback)", Memory.FORGET: "forget (zero)", Memory.SOFT: "soft (free to grow)"}
 _BUDGET = {"global": "one count over all layers", "layer": "uniform", "er": "Erdős–Rényi", "erk": "Erdős–Rényi kernel"}
 _HEAD = ("method", "paper", "when", "own period", "score", "budget", "memory", "options", "cost of an update")
