@@ -312,11 +312,16 @@ def environment(processes: int = 1) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout that regrow runs from, marked if files differ; None if it is installed."""
-    root = Path(__file__).parents[1]
-    if not (root / ".git").exists():
+    """Return the commit of the checkout that regrow runs from, marked if its code differs; None if it is installed."""
+    package = Path(__file__).parent
+    if not (package.parent / ".git").exists():
         return None
-    return _output_of(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"])
+    git = ["git", "-C", str(package)]
+    found = _output_of([*git, "rev-parse", "--short=12", "HEAD"])
+    changed = _output_of(
+        [*git, "diff", "--name-only", "HEAD", "--", "."]
+    )  # other files, such as results, do not matter
+    return f"{found}-dirty" if found and changed else found
 
 
 def _output_of(command: list[str]) -> str | None:

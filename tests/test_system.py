@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import pty
+import re
+import subprocess
 import sys
 import time
 from functools import partial
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from regrow import system
 from regrow.data.files import download_folder
 from regrow.system import cache_folder, cores, shown_if_slow, write_atomically
 
@@ -112,3 +115,24 @@ def test_compiling_is_shown_after_two_seconds(monkeypatch):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4))
     shown = on_a_terminal(monkeypatch, lambda: compiler.compile(model, torch.ones(1, 4), tune=False))
     assert shown.startswith("\rcompiling Sequential … ")
+
+
+def test_a_commit_is_marked_only_if_the_code_differs(tmp_path, monkeypatch):
+    def git(*arguments):
+        name = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", "-C", tmp_path, *name, *arguments], check=True, stdout=subprocess.DEVNULL)
+
+    for file in ("regrow/system.py", "results/records.jsonl"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text("1\n")
+    monkeypatch.setattr(system, "__file__", str(tmp_path / "regrow" / "system.py"))
+    assert system.commit() is None  # not a checkout
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "first")
+    clean = system.commit()
+    assert re.fullmatch("[0-9a-f]{12}", clean)
+    (tmp_path / "results" / "records.jsonl").write_text("2\n")
+    assert system.commit() == clean
+    (tmp_path / "regrow" / "system.py").write_text("2\n")
+    assert system.commit() == f"{clean}-dirty"
